@@ -1,0 +1,102 @@
+"""What a decode step carries, and how many bytes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from needle_export.checkpoint.geometry import ENGRAM_CONV_TAPS, Geometry
+from needle_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state tensor of a cached step.
+
+    Attributes:
+        name: stable name, ``k_00`` to ``engram_history``.
+        part: what it counts towards in the report (``keys``, ``values``, ``taps``, ``tokens``, ``engram``).
+        shape: full size; caches have rows first ([S, G, D]).
+        dtype: ``float32`` or ``int64``.
+        cache: whether rows are written in place by position (rows a host may bind partially).
+        ring: whether the cache wraps (``position mod S``).
+        layer: the layer it belongs to, or -1.
+    """
+
+    name: str
+    part: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    cache: bool = False
+    ring: bool = False
+    layer: int = -1
+
+    @property
+    def bytes(self) -> int:
+        """Size at the full context in bytes."""
+        size = 8 if self.dtype == "int64" else 4
+        for dim in self.shape:
+            size *= dim
+        return size
+
+
+def cache_rows(geometry: Geometry, layer: int, context: int) -> tuple[int, bool]:
+    """Rows of a layer's cache at a context, and whether it is a ring.
+
+    A local layer keeps ``sliding_window`` rows; where the context is no longer than that, nothing ever
+    wraps.
+    """
+    window = geometry.sliding_window
+    if not window or layer in geometry.global_layers or context <= window:
+        return context, False
+    return window, True
+
+
+def state_specs(geometry: Geometry, context: int) -> tuple[StateSpec, ...]:
+    """Every state tensor at a context, in the order in which a step takes and returns them.
+
+    Raises:
+        UsageError: a context below 2 or above the model's ``max_seq_len``.
+    """
+    if not 2 <= context <= geometry.max_seq_len:
+        raise UsageError(
+            f"a context of {context} positions is outside 2..{geometry.max_seq_len}",
+            where="--context",
+            fix="choose a length that the model was trained for",
+        )
+    specs: list[StateSpec] = []
+    for layer in range(geometry.num_layers):
+        rows, ring = cache_rows(geometry, layer, context)
+        for part, letter, width in (
+            ("keys", "k", geometry.qk_head_dim),
+            ("values", "v", geometry.v_head_dim),
+        ):
+            shape = (rows, geometry.num_kv_heads, width)
+            specs.append(StateSpec(f"{letter}_{layer:02d}", part, shape, cache=True, ring=ring, layer=layer))
+    if geometry.qkv_conv_taps > 1:
+        for layer in range(geometry.num_layers):
+            shape2 = (geometry.qkv_conv_taps - 1, geometry.conv_channels)
+            specs.append(StateSpec(f"taps_{layer:02d}", "taps", shape2, layer=layer))
+    if geometry.engram_layers:
+        sites = len(geometry.engram_layers)
+        reach = max(geometry.engram_orders)
+        if reach > 1:
+            specs.append(StateSpec("token_history", "tokens", (reach - 1,), dtype="int64"))
+        rows = (ENGRAM_CONV_TAPS - 1) * reach
+        specs.append(StateSpec("engram_history", "engram", (rows, sites * geometry.d_model)))
+    return tuple(specs)
+
+
+def empty_state(specs: tuple[StateSpec, ...]) -> dict[str, Tensor]:
+    """Zeroed state tensors, by name."""
+    return {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in specs}
+
+
+def state_bytes(specs: tuple[StateSpec, ...]) -> dict[str, int]:
+    """Bytes of state by part, with their ``total``."""
+    parts: dict[str, int] = {}
+    for spec in specs:
+        parts[spec.part] = parts.get(spec.part, 0) + spec.bytes
+    return {**parts, "total": sum(parts.values())}
