@@ -8,6 +8,7 @@ E engram tables, S slots a table, s engram_sub_dim, k probes and q queries of a 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -207,7 +208,7 @@ class Geometry:
                            where="engram_sub_dim")
 
     def _validate_layers(self, field: str, layers: tuple[int, ...]) -> None:
-        increasing = all(a < b for a, b in zip(layers, layers[1:], strict=False))
+        increasing = all(a < b for a, b in itertools.pairwise(layers))
         if not increasing or not all(0 <= layer < self.num_layers for layer in layers):
             raise BadInput(f"{field} is {list(layers)}: needs increasing block numbers below num_layers "
                            f"{self.num_layers}", where=field)
