@@ -121,7 +121,8 @@ def _merged(checkpoint: Checkpoint, name: str, pair: Pair, scale: float) -> Entr
         delta = np.float32(scale) * np.matmul(*pair)
         weights = checkpoint.tensors[name]
         if stored != "bfloat16":
-            return weights + delta.astype(weights.dtype)
+            merged: Array = weights + delta.astype(weights.dtype)
+            return merged
         import ml_dtypes  # only such checkpoints need it
 
         narrow = weights.astype(ml_dtypes.bfloat16) + delta.astype(ml_dtypes.bfloat16)
@@ -160,7 +161,7 @@ def _pair(target: str, halves: Mapping[str, NDArray[np.float32]]) -> Pair:
 
 
 def _rank(pairs: Mapping[str, Pair], declared: object) -> int:
-    ranks = sorted({a.shape[-1] for a, _ in pairs.values()})
+    ranks = sorted({int(a.shape[-1]) for a, _ in pairs.values()})
     if len(ranks) != 1 or ranks[0] < 1:
         raise BadInput(f"its pairs have ranks {ranks}, not one", where="metadata rank")
     if declared is not None and declared != ranks[0]:

@@ -16,7 +16,7 @@ from needle_export.checkpoint.cq import PackedTensor
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.files import Progress, map_file, naming, sha256_of
 from needle_export.checkpoint.store import Entry, TensorStore, as_store
-from needle_export.errors import BadInput, UsageError
+from needle_export.errors import BadInput
 
 Permutations = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -141,13 +141,6 @@ def standard_permutations(n: int, split: bool = False) -> Permutations:
 
     first, second = (one(seed) for seed in _PERMUTATION_SEEDS)
     return first, second
-
-
-def require_depth(geometry: Geometry, depth: int) -> None:
-    """Raises UsageError unless ``depth`` is a rung of the geometry's ladder, 2 to L."""
-    if not 2 <= depth <= geometry.num_layers:
-        raise UsageError(f"depth {depth} isn't between 2 and {geometry.num_layers}", where="layers",
-                         fix="choose a rung of this checkpoint's ladder")
 
 
 def _refuse_foreign(data: NDArray[np.uint8]) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from needle_export.checkpoint.checkpoint import Checkpoint, require_depth
+from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.checkpoint.cq import PackedTensor
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.layout import is_probe_rows, layer_axis
 from needle_export.checkpoint.store import Array, Entry, TensorStore
+from needle_export.errors import UsageError
 
 
 def ladder_order(geometry: Geometry) -> tuple[int, ...]:
@@ -42,7 +43,9 @@ def ladder_layers(geometry: Geometry, depth: int) -> tuple[int, ...]:
     Raises:
         UsageError: when the depth isn't between 2 and L.
     """
-    require_depth(geometry, depth)
+    if not 2 <= depth <= geometry.num_layers:
+        raise UsageError(f"depth {depth} isn't between 2 and {geometry.num_layers}", where="layers",
+                         fix="choose a rung of this checkpoint's ladder")
     return tuple(sorted(ladder_order(geometry)[:depth]))
 
 

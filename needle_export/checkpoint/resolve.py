@@ -48,7 +48,8 @@ def resolve(spec: str) -> Path:
     raise first
 
 
-def _fetch(spec: str, repo: str, name: str, cached_only: bool) -> tuple[Path | None, NeedleExportError | None]:
+def _fetch(spec: str, repo: str, name: str,
+           cached_only: bool) -> tuple[Path | None, NeedleExportError | None]:
     """A file, or why there is none where another name may still be found; other failures are raised."""
     # The client takes half a second to import, and a plain path never needs it.
     from huggingface_hub import errors, hf_hub_download

@@ -130,4 +130,5 @@ def _walsh(size: int) -> NDArray[np.float32]:
     """Normalised Walsh-Hadamard matrix [size, size], ``size`` a power of two."""
     bits = np.arange(size)
     parity = np.bitwise_count(bits[:, None] & bits) & 1
-    return ((1 - 2.0 * parity) / math.sqrt(size)).astype(np.float32)
+    matrix: NDArray[np.float32] = ((1 - 2.0 * parity) / math.sqrt(size)).astype(np.float32)
+    return matrix
