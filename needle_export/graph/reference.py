@@ -157,16 +157,13 @@ def ngram_rows(
 def attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Grouped-query attention at unequal widths; q [T,H,Dqk], keys [S,G,Dqk], values [S,G,Dv], visible [T,S]."""
     rows, heads, width = q.shape
-    groups = keys.shape[1]
-    share = heads // groups
-    folded = q.reshape(rows, groups, share, width).permute(1, 0, 2, 3).reshape(groups, rows * share, width)
-    scores = torch.matmul(folded, keys.permute(1, 2, 0)) * scale
-    scores = scores.reshape(groups, rows, share, keys.shape[0])
-    scores = scores.masked_fill(~visible.unsqueeze(-2), float("-inf"))
-    weights = torch.softmax(scores, dim=-1).reshape(groups, rows * share, keys.shape[0])
-    out = torch.matmul(weights, values.permute(1, 0, 2))
-    out = out.reshape(groups, rows, share, values.shape[2]).permute(1, 0, 2, 3)
-    return out.reshape(rows, heads * values.shape[2])
+    size, groups, out_width = values.shape
+    folded = q.permute(1, 0, 2).reshape(groups, heads // groups * rows, width)
+    scores = torch.bmm(folded, keys.permute(1, 2, 0)) * scale
+    scores = scores.reshape(heads, rows, size).masked_fill(~visible, float("-inf"))
+    weights = torch.softmax(scores, dim=-1).reshape(groups, heads // groups * rows, size)
+    out = torch.bmm(weights, values.permute(1, 0, 2)).reshape(heads, rows, out_width)
+    return out.permute(1, 0, 2).flatten(-2)
 
 
 def cached_attention(
@@ -208,16 +205,10 @@ def cached_attention(
         visible = slots.unsqueeze(0) <= positions.unsqueeze(1)
         return attend(q, k_next, v_next, visible, scale), k_next, v_next
     last = position - 1
-    held = last - (last - slots) % size
-    old = (held.unsqueeze(0) >= 0) & (positions.unsqueeze(1) - held.unsqueeze(0) < size)
-    new = positions.unsqueeze(0) <= positions.unsqueeze(1)
-    out = attend(
-        q,
-        torch.cat([k_cache, k], dim=0),
-        torch.cat([v_cache, v], dim=0),
-        torch.cat([old, new], dim=1),
-        scale,
-    )
+    keys_at = torch.cat([last - (last - slots) % size, positions], dim=0).unsqueeze(0)
+    queries_at = positions.unsqueeze(1)
+    visible = (keys_at >= 0) & (keys_at <= queries_at) & (queries_at - keys_at < size)
+    out = attend(q, torch.cat([k_cache, k], dim=0), torch.cat([v_cache, v], dim=0), visible, scale)
     target = positions % size
     return out, k_cache.index_copy(0, target, k), v_cache.index_copy(0, target, v)
 

@@ -1,0 +1,61 @@
+"""Replace each place where a fused op's reference stands by the op."""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+from needle_export.graph.match import Match, Refused, find
+from needle_export.graph.ops import op
+from needle_export.graph.passes.base import Fired, Left
+from needle_export.graph.patterns import Pattern
+from needle_export.graph.program import Program, layer_of
+
+
+def fuse(program: Program, pattern: Pattern) -> Fired:
+    """Fuse every match of one pattern; what has the pattern's last node and is refused is listed."""
+    fired = Fired()
+    graph = pattern.trace(program.rows)
+    root = next(n for n in graph.nodes if n.op == "output").args[0][0]
+    for anchor in program.nodes(root.target):
+        if not anchor.users:
+            continue
+        try:
+            match = find(program, pattern, graph, anchor)
+        except Refused as refusal:
+            fired.left.append(Left(pattern.op, layer_of(anchor), anchor.name, str(refusal)))
+            continue
+        _replace(program, match)
+        fired.add(pattern.op)
+    program.sweep()
+    return fired
+
+
+def _replace(program: Program, match: Match) -> None:
+    # The fused node must come after its inputs and before every reader of its outputs. Inputs are known
+    # before the last of them; a reader may stand between two outputs, so take the place behind the inputs.
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    last_input = max(match.inputs.values(), key=order.__getitem__)
+    # Weights stand at the top; behind a placeholder the first call is the earliest place.
+    place = last_input.next
+    while place.op == "placeholder":
+        place = place.next
+    fused = program.call(place, op(match.pattern.op), match.arguments(), like=match.outputs[0])
+    fused.meta["layer"] = layer_of(match.outputs[0])
+    if len(match.outputs) == 1:
+        replacements = [fused]
+    else:
+        replacements = [
+            program.call(place, operator.getitem, (fused, i), like=match.outputs[0])
+            for i in range(len(match.outputs))
+        ]
+    for old, new in zip(match.outputs, replacements, strict=True):
+        old.replace_all_uses_with(new)
+        _move_streams(program, old, new)
+
+
+def _move_streams(program: Program, old: fx.Node, new: fx.Node) -> None:
+    for index, node in program.streams.items():
+        if node is old:
+            program.streams[index] = new

@@ -1,0 +1,157 @@
+"""A traced model between passes: an FX graph, the weights behind its placeholders, and their provenance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+#: The role of values that no checkpoint tensor stands behind (a vector of ones, rotary frequencies).
+CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of a weight's elements and where it comes from.
+
+    Attributes:
+        source: the checkpoint tensor's name, or a constant's.
+        role: one of the checkpoint's roles, or ``constant``.
+        layer: block index, or -1.
+        elements: how many elements of the weight.
+    """
+
+    source: str
+    role: str
+    layer: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant of the program and what it is made of.
+
+    ``folded`` tells that arithmetic went into it, so that it is no longer a checkpoint tensor's values.
+    """
+
+    name: str
+    value: Tensor
+    parts: tuple[Part, ...]
+    folded: bool = False
+
+
+@dataclass
+class Program:
+    """One traced step and everything a target needs to lower it.
+
+    Attributes:
+        module: the FX graph; placeholders are weights and user inputs, in any order.
+        weights: by placeholder name.
+        inputs: user inputs in the order of the contract (``tokens``, ``position``, state).
+        outputs: names of the results, in order (``logits``, next state).
+        rows: positions a call takes, or None when T is symbolic.
+        streams: graph nodes that hold the stream after each block, for finding a faulty layer.
+    """
+
+    module: fx.GraphModule
+    weights: dict[str, Weight]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rows: int | None
+    streams: dict[int, fx.Node] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The FX graph."""
+        return self.module.graph
+
+    def nodes(self, target: object) -> list[fx.Node]:
+        """All call nodes of one target, in graph order."""
+        return [n for n in self.graph.nodes if n.op == "call_function" and n.target is target]
+
+    def weight_of(self, node: object) -> Weight | None:
+        """The weight behind a node, or None."""
+        if isinstance(node, fx.Node) and node.op == "placeholder":
+            return self.weights.get(node.name)
+        return None
+
+    def add_weight(self, weight: Weight) -> fx.Node:
+        """Put a new weight before everything else and return its placeholder."""
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(_identifier(weight.name))
+        node.meta["val"] = weight.value
+        self.weights[node.name] = weight
+        return node
+
+    def call(self, before: fx.Node, target: object, args: tuple[object, ...], like: fx.Node) -> fx.Node:
+        """Insert ``target(*args)`` before a node, with shapes computed and module paths copied from ``like``."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args)  # type: ignore[arg-type]  # fx.Argument is not exported
+        for key in ("nn_module_stack", "layer"):
+            if key in like.meta:
+                node.meta[key] = like.meta[key]
+        node.meta["val"] = evaluate_fake(node)
+        return node
+
+    def sweep(self) -> int:
+        """Remove what nothing reads, unread weights included; returns how many nodes went."""
+        gone = 0
+        for node in reversed(list(self.graph.nodes)):
+            if node.users or node.op == "output" or node.name in self.inputs:
+                continue
+            self.weights.pop(node.name, None)
+            self.streams = {k: v for k, v in self.streams.items() if v is not node}
+            self.graph.erase_node(node)
+            gone += 1
+        return gone
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Execute the graph in torch with the user inputs in contract order."""
+        values = dict(zip(self.inputs, inputs, strict=True))
+        placeholders = (n.name for n in self.graph.nodes if n.op == "placeholder")
+        args = [self.weights[p].value if p in self.weights else values[p] for p in placeholders]
+        with torch.inference_mode():
+            result = fx.Interpreter(self.module).run(*args)
+        return tuple(result)
+
+
+def layer_of(node: fx.Node) -> int:
+    """The block a node was traced in, or -1."""
+    if "layer" in node.meta:
+        return int(node.meta["layer"])
+    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+        match = re.search(r"layers\.(\d+)", path)
+        if match:
+            return int(match.group(1))
+    return -1
+
+
+def evaluate_fake(node: fx.Node) -> object:
+    """The node's result on its arguments' fake values (shapes and dtypes, no data)."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    def fake(arg: object) -> object:
+        return arg.meta["val"] if isinstance(arg, fx.Node) else arg
+
+    args = fx.map_arg(node.args, fake)  # type: ignore[arg-type]  # map_arg accepts any callable at run time
+    flat: Iterable[object] = fx.node._flatten_args(args) if hasattr(fx.node, "_flatten_args") else _flatten(args)
+    mode = next((a.fake_mode for a in flat if isinstance(a, FakeTensor)), None) or FakeTensorMode()
+    with mode:
+        mode.allow_non_fake_inputs = True
+        return node.target(*args, **node.kwargs)  # type: ignore[operator]  # call_function targets are callable
+
+
+def _flatten(args: object) -> Iterator[object]:
+    if isinstance(args, (tuple, list)):
+        for a in args:
+            yield from _flatten(a)
+    else:
+        yield args
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
