@@ -60,7 +60,10 @@ def _values(name: str, shape: Shape, seed: int) -> NDArray[np.float32]:
     leaf = name.rsplit("/", 1)[-1]
     if leaf == "scale":
         # Zero-centred scales: the norm multiplies by 1 + scale.
-        return uniform(5, 8) if "post_attn_norm" in name else normal(0.1)
+        if "post_attn_norm" in name:
+            return uniform(5, 8)
+        # Sharper attention keeps positions apart; much sharper would amplify rounding beyond float32's.
+        return uniform(0.4, 0.7) if name.endswith(("q_norm/scale", "k_norm/scale")) else normal(0.1)
     if leaf == "attn_gate":
         return uniform(4, 5)
     if name.startswith("engrams_") and leaf == "embedding":

@@ -38,8 +38,8 @@ def to_tensors(tree: Tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in flatten(tree).items()}
 
 
-def initial_tree(geometry: Geometry, seed: int = 0) -> Tree:
-    """The oracle's own initial parameters, float32, with the probe heads the geometry has."""
+def parameter_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the oracle's own parameters, with the probe heads the geometry has."""
     model = SimpleAttentionNetwork(oracle_config(geometry))
 
     def everything(module: Any, tokens: Any) -> Any:
@@ -47,8 +47,9 @@ def initial_tree(geometry: Geometry, seed: int = 0) -> Tree:
         return module(tokens), heads
 
     tokens = np.ones((1, 4), np.int32)
-    tree = model.init(jax.random.PRNGKey(seed), tokens, method=everything)["params"]
-    return jax.tree.map(np.asarray, tree)
+    tree = jax.eval_shape(lambda key: model.init(key, tokens, method=everything), jax.random.PRNGKey(0))
+    leaves = jax.tree_util.tree_flatten_with_path(tree["params"])[0]
+    return {"/".join(str(entry.key) for entry in path): leaf.shape for path, leaf in leaves}
 
 
 @functools.lru_cache(maxsize=8)
