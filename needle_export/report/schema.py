@@ -1,0 +1,325 @@
+"""The report: everything a build knows about what it made, as frozen values and as JSON.
+
+docs/report.md describes every field for readers of the JSON; a test keeps the two in step. The values
+are pure: no stage of the pipeline is imported here, so a report can be read without any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from needle_export.errors import BadInput
+from needle_export.report.codec import decode, encode, parse_json
+
+SCHEMA = 1
+"""The version of the schema that this package writes and reads."""
+
+REPORT_NAME = "report.json"
+"""The report's file name inside a published folder."""
+
+Status = Literal["verified-on-runtime", "verified-by-evaluator", "converted-only"]
+"""How far an artifact was proven: in the runtime it is for, in our own evaluator, or not at all."""
+
+LatencyKind = Literal["measured", "estimated"]
+
+_MAX_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """The program that made the report."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """A LoRA file that was merged in: file name without folder, SHA-256 in hex."""
+
+    path_name: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        _check_sha256(self.sha256)
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What the build started from, after slicing and merging.
+
+    ``layers`` and ``geometry`` are those of the model in the artifacts, ``parent_layers`` is the depth
+    of the file. ``random`` weights mean nothing and every view says so.
+    """
+
+    path_name: str
+    sha256: str
+    format: str
+    random: bool
+    geometry: dict[str, Any]
+    layers: int
+    parent_layers: int
+    parameters: int
+    lora: tuple[AdapterInfo, ...] = ()
+    dropped_heads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_sha256(self.sha256)
+        _check_naturals({"layers": self.layers, "parent_layers": self.parent_layers,
+                         "parameters": self.parameters})
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One file of an artifact; ``name`` is relative to the report's folder, with forward slashes."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        # Verification opens these, so a report must not be able to point out of its own folder.
+        if not self.name or "\\" in self.name or "\0" in self.name or path.is_absolute() \
+                or ".." in path.parts or str(path) != self.name or self.name == REPORT_NAME:
+            raise ValueError(f"{self.name[:80]!r} isn't the name of a file inside the report's folder")
+        _check_naturals({"bytes": self.bytes})
+        _check_sha256(self.sha256)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Where the bytes of an artifact's files are: by role of the weight, and everything else."""
+
+    total_bytes: int
+    by_role: dict[str, int]
+    overhead_bytes: int
+
+    def __post_init__(self) -> None:
+        _check_naturals(self.by_role)
+        _check_naturals({"total_bytes": self.total_bytes, "overhead_bytes": self.overhead_bytes})
+        parts = sum(self.by_role.values()) + self.overhead_bytes
+        if parts != self.total_bytes:
+            raise ValueError(f"the roles and the overhead make {parts} bytes, not {self.total_bytes}")
+
+
+@dataclass(frozen=True)
+class LeftUnfused:
+    """A place that a fusion looked at and left; ``layer`` is None outside the stack."""
+
+    layer: int | None
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How often one fused op was expected, how often it was made, and the places that were left."""
+
+    expected: int
+    fused: int
+    left: tuple[LeftUnfused, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_naturals({"expected": self.expected, "fused": self.fused})
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Graph nodes of each phase; ``by_op`` splits decode by operator. None: there is no such graph."""
+
+    prefill: int | None
+    decode: int
+    by_op: dict[str, int]
+
+    def __post_init__(self) -> None:
+        _check_naturals(self.by_op)
+        _check_naturals({"prefill": self.prefill or 0, "decode": self.decode})
+        if self.by_op and sum(self.by_op.values()) != self.decode:
+            raise ValueError(f"by_op makes {sum(self.by_op.values())} nodes, but decode has {self.decode}")
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """What a decoding session keeps between steps at the built context, by part."""
+
+    total_bytes: int
+    by_part: dict[str, int]
+
+    def __post_init__(self) -> None:
+        _check_naturals(self.by_part)
+        if sum(self.by_part.values()) != self.total_bytes:
+            raise ValueError(f"the parts make {sum(self.by_part.values())} bytes, not {self.total_bytes}")
+
+
+@dataclass(frozen=True)
+class PrefillLatency:
+    """Reading a prompt of ``tokens`` tokens: median time of the whole prompt, and its rate."""
+
+    tokens: int
+    ms_p50: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class DecodeLatency:
+    """One decode step with ``position`` tokens before it: median, 95th percentile, rate at the median."""
+
+    ms_p50: float
+    ms_p95: float
+    tokens_per_s: float
+    position: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times, and what is needed to believe them.
+
+    Attributes:
+        kind: "measured" on ``host``, or "estimated" for it.
+        host: the machine in words: processor, cores, system.
+        threads: of the runtime.
+        command: what repeats the measurement.
+        load_ms: opening the artifact until it can run, None when unknown.
+        first_ms: from then to the first token of a one-token prompt, None when unknown.
+        peak_rss_bytes: the process's highest resident size, None when unknown.
+    """
+
+    kind: LatencyKind
+    host: str
+    threads: int
+    command: str
+    load_ms: float | None
+    first_ms: float | None
+    prefill: tuple[PrefillLatency, ...]
+    decode: DecodeLatency | None
+    peak_rss_bytes: int | None
+
+
+@dataclass(frozen=True)
+class KeptFloat:
+    """A weight that the scheme left in floating point, and why."""
+
+    name: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One exported model and what is known about it.
+
+    ``parity`` (numbers of the comparison with the reference), ``io`` (the contract of inputs and
+    outputs) and ``versions`` (of every library that had a part) are described in docs/report.md.
+    """
+
+    target: str
+    weights: str
+    status: Status
+    files: tuple[FileInfo, ...]
+    size: Size
+    fusion: dict[str, Fusion]
+    nodes: Nodes
+    parity: dict[str, Any]
+    state_bytes: StateBytes
+    latency: Latency | None
+    kept_float: tuple[KeptFloat, ...]
+    notes: tuple[str, ...]
+    io: dict[str, Any]
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        names = [file.name for file in self.files]
+        if len(set(names)) != len(names):
+            raise ValueError("a file is listed twice")
+        stored = sum(file.bytes for file in self.files)
+        if stored != self.size.total_bytes:
+            raise ValueError(f"the files have {stored} bytes, but size says {self.size.total_bytes}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A build's report. It carries no time stamp: the same input gives the same artifacts."""
+
+    schema: int
+    tool: Tool
+    checkpoint: CheckpointInfo
+    options: dict[str, Any]
+    artifacts: tuple[Artifact, ...]
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise ValueError(f"schema is {self.schema}, not {SCHEMA}")
+
+
+def dump_report(report: Report) -> bytes:
+    """The report as UTF-8 JSON, the same bytes for the same report.
+
+    Raises:
+        ValueError: naming the key path, for a value that JSON can't hold (an infinity, say).
+    """
+    text = json.dumps(encode(report), ensure_ascii=False, allow_nan=False, indent=1)
+    return text.encode() + b"\n"
+
+
+def load_report(path: str | PathLike[str]) -> Report:
+    """Reads a report from its file, or from the published folder that holds it.
+
+    Raises:
+        BadInput: when there is none, or when it isn't a report of this schema; names the key path.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / REPORT_NAME
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise BadInput("there is no such report", where=str(file),
+                       fix="give the folder that a build has written") from None
+    except OSError as error:
+        raise BadInput(f"the report can't be read ({error.strerror})", where=str(file)) from None
+    if len(data) > _MAX_BYTES:
+        raise BadInput("this is far too large for a report", where=str(file))
+    return parse_report(data, str(file))
+
+
+def parse_report(data: bytes, where: str = REPORT_NAME) -> Report:
+    """A report from its JSON bytes; ``where`` stands before the key path in errors.
+
+    Raises:
+        BadInput: as ``load_report``.
+    """
+    try:
+        raw = parse_json(data.decode("utf-8"), where)
+    except UnicodeDecodeError:
+        raise BadInput("this isn't UTF-8 text", where=where) from None
+    version = raw.get("schema") if isinstance(raw, dict) else None
+    if type(version) is not int:
+        raise BadInput("this isn't a report of needle-export", where=where)
+    if version != SCHEMA:
+        raise BadInput(f"the report has schema {version}, and this version reads {SCHEMA}",
+                       where=f"{where}: schema", fix="use the version of needle-export that wrote it")
+    try:
+        return decode(Report, raw)
+    except BadInput as error:
+        raise BadInput(error.what, where=f"{where}: {error.where}" if error.where else where,
+                       fix=error.fix) from None
+
+
+def _check_sha256(value: str) -> None:
+    if not _SHA256.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} isn't a SHA-256 in hex")
+
+
+def _check_naturals(values: Mapping[str, int]) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} is {value}, below zero")
