@@ -221,7 +221,11 @@ def _directory(data: NDArray[np.uint8], count: int) -> list[Record]:
     for record in sorted(records, key=lambda item: item.offset):
         if record.offset < position:
             raise record.refuse("offset", f"is {record.offset}, inside another tensor")
+        if record.offset - position >= ALIGNMENT:
+            raise record.refuse("offset", f"is {record.offset}, but the data before it end at {position}")
         position = record.offset + record.nbytes
+    if len(data) - position >= ALIGNMENT:
+        raise _header_error("num_tensors", f"is {count}, but {len(data) - position} bytes follow its last")
     return records
 
 

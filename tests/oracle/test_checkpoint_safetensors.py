@@ -39,8 +39,8 @@ def agrees(geometry: Geometry, config: Any) -> None:
         value = getattr(config, field)
         assert getattr(geometry, field) == value, field
     assert (geometry.qk_head_dim, geometry.v_head_dim) == architecture.head_dims(config)
-    orders, heads, sub_dim = architecture.engram_geometry(config)
-    assert (geometry.engram_orders, geometry.engram_heads, geometry.engram_sub_dim) == (orders, heads, sub_dim)
+    engram = (geometry.engram_orders, geometry.engram_heads, geometry.engram_sub_dim)
+    assert engram == architecture.engram_geometry(config)
     assert geometry.split_permutations == bool(config.ladder_widths)
     assert geometry.hada_blocks == architecture._hada_blocks(geometry.hada_n)
     ours = standard_permutations(geometry.hada_n, geometry.split_permutations)

@@ -63,9 +63,11 @@ def logits(geometry: Geometry, tensors: Mapping[str, np.ndarray], tokens: np.nda
     return np.asarray(_compiled(geometry, "__call__")(to_tree(tensors), jnp.asarray(tokens, jnp.int32)))
 
 
-def head(geometry: Geometry, tensors: Mapping[str, np.ndarray], tokens: np.ndarray, name: str) -> np.ndarray:
+def head(geometry: Geometry, tensors: Mapping[str, np.ndarray], tokens: np.ndarray,
+         name: str) -> np.ndarray:
     """A probe head's answer for tokens [B, T]: "embedding", "confidence" or "router", by ``name``."""
-    return np.asarray(_compiled(geometry, f"forward_{name}")(to_tree(tensors), jnp.asarray(tokens, jnp.int32)))
+    answer = _compiled(geometry, f"forward_{name}")
+    return np.asarray(answer(to_tree(tensors), jnp.asarray(tokens, jnp.int32)))
 
 
 def hidden_cells(geometry: Geometry, tensors: Mapping[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
