@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import numbers
 import types
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from needle_export.errors import BadInput
@@ -58,7 +57,7 @@ def decode(cls: type[T], raw: Any, path: str = "") -> T:
     """
     if not isinstance(raw, dict):
         raise _wrong(path, "an object", raw)
-    hints = _hints(cls)
+    hints = get_type_hints(cls)
     for key in raw:
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1)
@@ -98,11 +97,6 @@ def parse_json(text: str, where: str) -> Any:
         raise BadInput(f"line {error.lineno} isn't valid JSON ({error.msg})", where=where) from None
     except (RecursionError, ValueError):
         raise BadInput("this isn't JSON that a report could be", where=where) from None
-
-
-@functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
-    return get_type_hints(cls)
 
 
 def _value(hint: Any, raw: Any, path: str) -> Any:
