@@ -29,9 +29,9 @@ from needle_export.errors import BadInput, UsageError
 
 FORMAT_VERSION = 2
 
-# A checkpoint of the published size needs about 10 kB of header. The cap bounds what parsing a hostile
-# one can cost, whatever the file's size.
-_MAX_HEADER = 4 << 20
+# A checkpoint needs about 10 kB of header at any size. Parsed JSON can take 24 times its text, so the cap
+# keeps what a hostile header costs below the size of its file (beyond the first 64 kB).
+_FREE_HEADER, _HEADER_SHARE, _MAX_HEADER = 1 << 16, 32, 4 << 20
 _MAX_NAME = 256
 _MAX_RANK = 8
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -80,8 +80,10 @@ def parse_header(data: NDArray[np.uint8]) -> Header:
                        fix="give a Needle 3 checkpoint")
     if not begins_like_json:
         raise BadInput("the header isn't a JSON object", where="header", fix="give a Needle 3 checkpoint")
-    if length > _MAX_HEADER:
-        raise BadInput(f"the header length is {length} bytes, more than {_MAX_HEADER}", where="header")
+    limit = min(_FREE_HEADER + len(data) // _HEADER_SHARE, _MAX_HEADER)
+    if length > limit:
+        raise BadInput(f"the header length is {length} bytes, more than the {limit} that so large a file can "
+                       "need", where="header")
     raw = _json_object(data[8:8 + length].tobytes(), "header")
     metadata = _metadata(raw.pop("__metadata__", {}))
     body = 8 + length
