@@ -168,7 +168,7 @@ def role_of(tensor_name: str) -> str:
         return "memory"
     if top.endswith("_head"):
         return "heads"
-    if top == "stack":
+    if top == "stack" and len(parts) > 1:
         if leaf == "scale":
             return "norms"
         if parts[1].startswith("mhc_"):
@@ -177,7 +177,7 @@ def role_of(tensor_name: str) -> str:
             return "mixing"
         if leaf == "attn_gate":
             return "content"
-        if "self_attn" in parts:
+        if "self_attn" in parts[:4]:
             return _ATTENTION_ROLES[parts[4]]
     raise KeyError(tensor_name)
 
