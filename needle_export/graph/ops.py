@@ -33,6 +33,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "lane_read": lambda stream, gates: stream.new_empty((*stream.shape[:-2], stream.shape[-1])),
     "lane_write": lambda stream, mix, gates, y, gain: torch.empty_like(stream),
     "scaled_linear": lambda x, weight, bias, alpha: x.new_empty((*x.shape[:-1], weight.shape[1])),
+    "row_dot": lambda a, b, scale: a.new_empty((*a.shape[:-1], 1)),
     "add_rms_norm": lambda x, skip, scale, eps: (torch.empty_like(x), torch.empty_like(x)),
 }
 
@@ -49,6 +50,7 @@ _SCHEMAS: dict[str, str] = {
     "lane_read": "(Tensor stream, Tensor gates) -> Tensor",
     "lane_write": "(Tensor stream, Tensor mix, Tensor gates, Tensor y, float gain) -> Tensor",
     "scaled_linear": "(Tensor x, Tensor weight, Tensor bias, Tensor alpha) -> Tensor",
+    "row_dot": "(Tensor a, Tensor b, float scale) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor skip, Tensor scale, float eps) -> (Tensor, Tensor)",
 }
 

@@ -130,6 +130,9 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...]) -> list[Pattern]:
     found += [
         Pattern("rotary", {"x": _f(T, 3, 6), "cos": _f(T, 3), "sin": _f(T, 3)}, order=("x", "cos", "sin")),
         Pattern("rms_norm", {"x": _f(T, 5), "scale": _f(5)}, open=_EPS, order=("x", "scale", "eps")),
+        Pattern(
+            "row_dot", {"a": _f(T, 5), "b": _f(T, 5)}, open={"scale": 0.0123456}, order=("a", "b", "scale")
+        ),
         Pattern("kronecker", {"x": _f(T, 12), "a": _f(3, 3), "b": _f(4, 4)}, order=("x", "a", "b")),
         Pattern(
             "scaled_linear",
@@ -161,10 +164,3 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...]) -> list[Pattern]:
         )
     return found
 
-
-ADD_RMS_NORM = Pattern(
-    "add_rms_norm",
-    {"x": _f(T, 5), "skip": _f(T, 5), "scale": _f(5)},
-    open=_EPS,
-    order=("x", "skip", "scale", "eps"),
-)

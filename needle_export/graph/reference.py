@@ -243,3 +243,8 @@ def add_rms_norm(x: Tensor, skip: Tensor, scale: Tensor, eps: float) -> tuple[Te
     """Residual addition followed by a norm: the norm of ``x + skip`` and the sum itself, both [..., D]."""
     total = x + skip
     return rms_norm(total, scale, eps), total
+
+
+def row_dot(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Scaled inner product of matching rows: a, b [..., D] -> [..., 1]."""
+    return (a * b).sum(-1, keepdim=True) * scale

@@ -164,8 +164,10 @@ class Block(nn.Module):
         def body(x: Tensor) -> Tensor:
             if engram is not None:
                 key, value = engram
-                match = ref.rms_norm(x, self.ones, EPS) * ref.rms_norm(key, self.ones, EPS)
-                x = x + torch.sigmoid(match.sum(-1, keepdim=True) * self.inv_sqrt_width) * value
+                match = ref.row_dot(
+                    ref.rms_norm(x, self.ones, EPS), ref.rms_norm(key, self.ones, EPS), self.inv_sqrt_width
+                )
+                x = x + torch.sigmoid(match) * value
             out = self.attention(self.norm_in(x), cos, sin, taps, attend)
             x = x + torch.sigmoid(self.gate) * self.post_norm(out)
             return x + self.mlp(self.pre_mlp_norm(x))

@@ -1,1 +1,51 @@
+"""The ordered passes, each with the reason for its place."""
 
+from __future__ import annotations
+
+from needle_export.graph.passes import algebra, constants, projections
+from needle_export.graph.passes.base import Fired, Left, Pass
+from needle_export.graph.passes.fuse import fuse
+from needle_export.graph.patterns import patterns
+
+__all__ = ["Fired", "Left", "Pass", "pipeline"]
+
+
+def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], fold_lane_gates: bool) -> list[Pass]:
+    """The passes for a model with these convolution lengths and n-gram orders.
+
+    Args:
+        fold_lane_gates: whether the lanes' matrices may take a factor; not where they are stored in half
+            precision, as they would no longer be the checkpoint's values.
+    """
+    traced, fused = frozenset({"traced"}), frozenset({"fused"})
+    tidy = frozenset({"constants folded"})
+    merged = frozenset({"projections merged"})
+    passes = [
+        # Patterns are the plain references, so they must be sought before anything else moves.
+        Pass(f"fuse {p.op}", traced, fused, lambda program, p=p: fuse(program, p))  # type: ignore[misc]
+        for p in patterns(taps, orders)
+    ]
+    passes += [
+        # Everything below asks "is this a weight?", which an alias or unfolded arithmetic hides.
+        Pass("drop identities", fused, fused, constants.drop_identities),
+        Pass("fold constants", fused, tidy, constants.fold_constants),
+        # Before the folds: a folded factor would make weights that share an input differ in kind.
+        Pass("merge projections", tidy, merged, projections.merge_projections),
+        # Regroups the split that merging left.
+        Pass("join heads", merged, merged, projections.join_heads),
+        Pass("fold gates", tidy, tidy, algebra.fold_gates),
+        Pass("fold bias", tidy, tidy, algebra.fold_bias),
+        Pass("trim kronecker", tidy, tidy, algebra.trim_kronecker),
+        # Needs the diagonal next to the norm, where trimming puts it.
+        Pass("absorb diagonal", tidy, tidy, algebra.absorb_diagonal),
+        Pass("cancel residual", tidy, tidy, algebra.cancel_residual),
+        Pass("drop unread mixing", tidy, tidy, algebra.drop_unread_mixing),
+        Pass("hoist norms", tidy, tidy, algebra.hoist_norms),
+        # After the residual is cancelled, which looks for plain sums.
+        Pass("fuse add norm", tidy, tidy, algebra.fuse_add_norm),
+        Pass("tile slices", merged, merged, projections.tile_slices),
+    ]
+    if fold_lane_gates:
+        passes.append(Pass("merge lane gates", tidy, merged, projections.merge_lane_gates))
+    passes.append(Pass("share constants", tidy, tidy, constants.share_constants))
+    return passes

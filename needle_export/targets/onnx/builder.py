@@ -1,0 +1,225 @@
+"""Writes ONNX nodes for a program: typed values with tracked shapes, reshapes only where they are due.
+
+An FX value and its ONNX value hold the same elements in the same order, but not always under the same
+shape: views cost nothing until an op needs a certain shape. A dimension None is T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnx_ir.convenience
+from torch import fx
+
+from needle_export.graph.program import Program, Weight, layer_of
+from needle_export.targets.onnx.store import WeightFile
+
+Dims = tuple[int | None, ...]
+
+MICROSOFT = "com.microsoft"
+
+#: Constants up to this size are stored in the graph itself.
+_INLINE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An ONNX value and the shape it has there."""
+
+    value: ir.Value
+    dims: Dims
+
+
+@dataclass(frozen=True)
+class Features:
+    """Which ops a graph may use.
+
+    Attributes:
+        opset: of the standard domain.
+        attention: ``Attention``, ``RotaryEmbedding`` and ``RMSNormalization`` (opset 23).
+        contrib: ONNX Runtime's own ops, which the newest profile uses where they are faster.
+    """
+
+    opset: int
+    attention: bool
+    contrib: bool
+
+
+def features(opset: int) -> Features:
+    """The features of a supported opset."""
+    return {24: Features(24, True, True), 23: Features(23, True, False), 21: Features(21, False, False)}[opset]
+
+
+class Builder:
+    """One ONNX graph under construction."""
+
+    def __init__(
+        self, program: Program, store: WeightFile, feature: Features, half: bool, data_name: str
+    ) -> None:
+        self.program = program
+        self.store = store
+        self.feature = feature
+        self.half = half
+        self.data_name = data_name
+        self.rows = program.rows
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.env: dict[fx.Node, Ref | tuple[Ref, ...]] = {}
+        self.memo: dict[object, Any] = {}
+        self.layer = -1
+        self._count = 0
+
+    # --- nodes -------------------------------------------------------------------------------------
+
+    def op(
+        self, kind: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> Any:
+        """Append a node; returns its output, or a tuple of them."""
+        self._count += 1
+        place = f"layers.{self.layer}/" if self.layer >= 0 else ""
+        attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
+        node = ir.Node(domain, kind, inputs, attrs, num_outputs=outputs, name=f"{place}{kind}_{self._count}")
+        for index, value in enumerate(node.outputs):
+            value.name = f"v{self._count}" if outputs == 1 else f"v{self._count}_{index}"
+        self.nodes.append(node)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    def constant(self, array: npt.ArrayLike, dtype: Any = None) -> ir.Value:
+        """A small constant, shared by value."""
+        data = np.asarray(array, dtype=dtype)
+        key = (data.dtype.str, data.shape, data.tobytes())
+        if key not in self.memo:
+            name = f"c{len(self.initializers)}"
+            if data.nbytes <= _INLINE_BYTES:
+                self.memo[key] = self._initializer(name, ir.tensor(data, name=name))
+            else:
+                stored = self.store.add(name, data, ())
+                self.memo[key] = self._external(name, stored.offset, data)
+        value: ir.Value = self.memo[key]
+        return value
+
+    def _initializer(self, name: str, tensor: Any) -> ir.Value:
+        value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        self.initializers[name] = value
+        return value
+
+    def _external(self, name: str, offset: int, data: npt.NDArray[Any]) -> ir.Value:
+        tensor = ir.ExternalTensor(
+            self.data_name,
+            offset,
+            data.nbytes,
+            ir.DataType.from_numpy(data.dtype),
+            shape=ir.Shape(data.shape),
+            name=name,
+            base_dir=str(self.store.path.parent),
+        )
+        return self._initializer(name, tensor)
+
+    # --- weights -----------------------------------------------------------------------------------
+
+    def weight(self, node: fx.Node, *, transpose: bool = False, shape: Sequence[int] | None = None) -> ir.Value:
+        """A weight as float32 (or integers), ready for arithmetic."""
+        value, halved = self.raw_weight(node, transpose=transpose, shape=shape)
+        if not halved:
+            return value
+        key = ("cast", value.name)
+        if key not in self.memo:
+            layer, self.layer = self.layer, -1
+            self.memo[key] = self.op("Cast", value, to=int(ir.DataType.FLOAT))
+            self.layer = layer
+        cast: ir.Value = self.memo[key]
+        return cast
+
+    def raw_weight(
+        self, node: fx.Node, *, transpose: bool = False, shape: Sequence[int] | None = None
+    ) -> tuple[ir.Value, bool]:
+        """A weight as it is stored, and whether that is half precision."""
+        weight = self.program.weights[node.name]
+        tensor = weight.value.t() if transpose else weight.value
+        data = tensor.contiguous().numpy()
+        if shape is not None:
+            data = data.reshape(shape)
+        return self.stored(weight, data)
+
+    def stored(self, weight: Weight, data: npt.NDArray[Any]) -> tuple[ir.Value, bool]:
+        """Put a weight's data in the file (once) and return the value and whether it is half precision."""
+        reason = ""
+        if self.half and data.dtype == np.float32:
+            reason = _why_float(weight)
+            if not reason:
+                data = data.astype(np.float16)
+        key = ("weight", id(weight.value), data.shape, data.dtype.str, data.strides)
+        if key in self.memo:
+            hit: ir.Value = self.memo[key]
+            return hit, data.dtype == np.float16
+        name = weight.name.removeprefix("net.")
+        stored = self.store.add(name, data, weight.parts, reason)
+        unique = name
+        while unique in self.initializers:
+            unique += "_"
+        self.memo[key] = self._external(unique, stored.offset, data)
+        return self.memo[key], data.dtype == np.float16
+
+    def number(self, node: fx.Node) -> float:
+        """The value of a scalar weight."""
+        return float(self.program.weights[node.name].value)
+
+    # --- shapes ------------------------------------------------------------------------------------
+
+    def dims_of(self, node: fx.Node) -> Dims:
+        """The logical shape of an FX node."""
+        return tuple(d if isinstance(d, int) else None for d in node.meta["val"].shape)
+
+    def ref(self, node: fx.Node) -> Ref:
+        """What an FX node became."""
+        if self.program.weight_of(node) is not None:
+            return Ref(self.weight(node), self.dims_of(node))
+        found = self.env[node]
+        if isinstance(found, tuple):
+            raise TypeError(f"{node.name} has several results")
+        return found
+
+    def get(self, node: fx.Node, dims: Dims | None = None) -> ir.Value:
+        """An FX node's value in a wanted shape (default: its logical one)."""
+        return self.shaped(self.ref(node), self.dims_of(node) if dims is None else dims)
+
+    def shaped(self, ref: Ref, dims: Dims) -> ir.Value:
+        """The same elements under another shape."""
+        if ref.dims == dims:
+            return ref.value
+        key = ("reshape", ref.value, dims)
+        if key not in self.memo:
+            target = [-1 if d is None else d for d in dims]
+            if target.count(-1) > 1:
+                raise ValueError(f"a reshape to {dims} has two unknown sizes")
+            self.memo[key] = self.op("Reshape", ref.value, self.constant(target, np.int64))
+        value: ir.Value = self.memo[key]
+        return value
+
+    @staticmethod
+    def numel(dims: Dims) -> int:
+        """Elements per T."""
+        return math.prod(d for d in dims if d is not None)
+
+    def put(self, node: fx.Node, value: ir.Value, dims: Dims | None = None) -> None:
+        """Record what an FX node became."""
+        self.env[node] = Ref(value, self.dims_of(node) if dims is None else dims)
+
+    def at(self, node: fx.Node) -> None:
+        """Name the nodes that follow after the block of an FX node."""
+        self.layer = layer_of(node)
+
+
+def _why_float(weight: Weight) -> str:
+    """Why a weight stays float32 where halves are asked for; empty if it doesn't."""
+    if weight.folded:
+        return "constants were folded into it, so its values are not the checkpoint's halves"
+    if weight.value.numel() < 1 << 14:
+        return "small: a cast would cost more than the bytes"
+    return ""

@@ -1,0 +1,124 @@
+"""From a fused program to an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from needle_export.errors import Unsupported
+from needle_export.graph.program import Program
+from needle_export.targets.onnx import attention, elementwise, fused
+from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
+from needle_export.targets.onnx.store import WeightFile
+
+_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
+
+#: ONNX IR version that came with an opset.
+_IR_VERSION = {21: 10, 23: 11, 24: 12}
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of the ONNX graph: its name there, shape (names are symbolic sizes) and dtype."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    doc: str
+
+
+def lower(
+    program: Program,
+    inputs: Mapping[str, Port],
+    outputs: Mapping[str, Port],
+    store: WeightFile,
+    *,
+    name: str,
+    opset: int,
+    half: bool,
+    data_name: str,
+    metadata: Mapping[str, str],
+    inner_outputs: bool = False,
+) -> ir.Model:
+    """Lower a program; weights go to ``store``.
+
+    Args:
+        inputs, outputs: ports by the program's input and output names.
+        inner_outputs: also give the stream after each block as an output ``stream_NN``.
+
+    Raises:
+        Unsupported: an op that has no lowering, by name.
+    """
+    b = Builder(program, store, features(opset), half, data_name)
+    graph_inputs = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in inputs:
+            port = inputs[node.name]
+            value = ir.Value(
+                name=port.name,
+                shape=ir.Shape(port.shape),
+                type=ir.TensorType(ir.DataType[port.dtype.upper()]),
+                doc_string=port.doc,
+            )
+            dims: Dims = b.dims_of(node)
+            if node.name not in ("tokens", "position", "token_history"):
+                dims = tuple(d if isinstance(d, int) else None for d in port.shape)
+            b.env[node] = Ref(value, dims)
+            graph_inputs.append(value)
+    results = ()
+    for node in program.graph.nodes:
+        if node.op == "output":
+            results = tuple(node.args[0])
+        elif node.op == "call_function":
+            lowering = _LOWERINGS.get(node.target)
+            if lowering is None:
+                raise Unsupported(f"{node.target} has no ONNX lowering", where=node.name)
+            b.at(node)
+            lowering(b, node)
+    graph_outputs = []
+    for result, output in zip(results, program.outputs, strict=True):
+        port = outputs[output]
+        ref = b.ref(result)
+        value = b.get(result) if output in ("logits", "token_history_next") else ref.value
+        graph_outputs.append(_output(b, value, port))
+    if inner_outputs:
+        for index, node in sorted(program.streams.items()):
+            port = Port(f"stream_{index:02d}", tuple(d or "T" for d in b.dims_of(node)), "float", "")
+            graph_outputs.append(_output(b, b.op("Identity", b.get(node)), port))
+    imports = {"": opset}
+    if any(n.domain == MICROSOFT for n in b.nodes):
+        imports[MICROSOFT] = 1
+    graph = ir.Graph(
+        graph_inputs,
+        graph_outputs,
+        nodes=b.nodes,
+        initializers=list(b.initializers.values()),
+        opset_imports=imports,
+        name=name,
+    )
+    graph.sort()
+    model = ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="needle-export")
+    model.metadata_props.update(metadata)
+    return model
+
+
+def _output(b: Builder, value: ir.Value, port: Port) -> ir.Value:
+    if value.is_graph_input() or value.name in b.initializers:
+        value = b.op("Identity", value)
+    value.name = port.name
+    value.shape = ir.Shape(port.shape)
+    value.type = ir.TensorType(ir.DataType[port.dtype.upper()])
+    value.doc_string = port.doc
+    return value
+
+
+def count_ops(model: ir.Model) -> dict[str, int]:
+    """Nodes by op type."""
+    counts: dict[str, int] = {}
+    for node in model.graph:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+

@@ -1,0 +1,67 @@
+"""The one file that holds every weight of an ONNX artifact, shared by its graphs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from needle_export.graph.program import Part
+
+#: Large tensors start on a page, so that a runtime can map them; small ones on a cache line.
+_PAGE, _LINE, _LARGE = 4096, 64, 1 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in the file: where it is, what it is, what it is made of."""
+
+    name: str
+    offset: int
+    length: int
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    kept_float: str = ""
+
+
+class WeightFile:
+    """Writes tensors one behind the other; equal tensors are stored once.
+
+    Args:
+        path: the file to create.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stored: list[Stored] = []
+        self._by_content: dict[tuple[str, tuple[int, ...], bytes], Stored] = {}
+        self._file: BinaryIO = path.open("wb")
+        self._end = 0
+
+    def add(
+        self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = ""
+    ) -> Stored:
+        """Store a tensor, or find the equal one that is there already."""
+        data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        key = (array.dtype.name, tuple(array.shape), hashlib.sha256(data).digest())
+        found = self._by_content.get(key)
+        if found is not None:
+            return found
+        step = _PAGE if len(data) >= _LARGE else _LINE
+        offset = -(-self._end // step) * step
+        self._file.write(b"\0" * (offset - self._end))
+        self._file.write(data)
+        self._end = offset + len(data)
+        stored = Stored(name, offset, len(data), array.dtype.name, tuple(array.shape), parts, kept_float)
+        self.stored.append(stored)
+        self._by_content[key] = stored
+        return stored
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
