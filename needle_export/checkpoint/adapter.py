@@ -92,41 +92,49 @@ def merge_lora(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     matrices that change leave ``packed``: their codes no longer say what the tensor is.
 
     Raises:
-        BadInput: when a target isn't a tensor of this checkpoint, isn't a kernel, or has another shape.
+        BadInput: when a target isn't a tensor of this checkpoint, isn't a kernel, or has another shape; and,
+            when the merged tensor is made, if a value has no finite form.
     """
     store = checkpoint.store
     changes: dict[str, Entry | None] = {}
     for name, (a, b) in adapter.pairs.items():
         where = f"{adapter.path_name}: {name}"
-        if name not in store or not name.endswith("/kernel"):
+        if name not in store:
             raise BadInput("the adapter changes a tensor that this checkpoint doesn't have", where=where,
                            fix="give the checkpoint it was tuned on")
+        if not name.endswith("/kernel"):
+            raise BadInput("the adapter changes a tensor that isn't a linear kernel", where=where,
+                           fix="give an adapter written by needle finetune")
         entry = store.entry(name)
         made = (*a.shape[:-1], b.shape[-1])
         if made != entry.shape:
             raise BadInput(f"the adapter makes {list(made)}, but the checkpoint's tensor is "
                            f"{list(entry.shape)}", where=where, fix="give the checkpoint it was tuned on")
-        changes[name] = _merged(checkpoint, name, (a, b), adapter.scale)
+        changes[name] = _merged(checkpoint, name, (a, b), adapter.scale, adapter.path_name)
     packed = {key: value for key, value in checkpoint.packed.items()
               if key.partition("#")[0] not in changes}
     return dataclasses.replace(checkpoint, tensors=store.replaced(changes), packed=packed,
                                adapters=(*checkpoint.adapters, adapter.path_name))
 
 
-def _merged(checkpoint: Checkpoint, name: str, pair: Pair, scale: float) -> Entry:
+def _merged(checkpoint: Checkpoint, name: str, pair: Pair, scale: float, adapter_name: str) -> Entry:
     entry = checkpoint.entry(name)
     stored = entry.stored if entry.stored in ("float16", "bfloat16") else "float32"
 
     def make() -> Array:
-        delta = np.float32(scale) * np.matmul(*pair)
         weights = checkpoint.tensors[name]
-        if stored != "bfloat16":
-            merged: Array = weights + delta.astype(weights.dtype)
-            return merged
-        import ml_dtypes  # only such checkpoints need it
+        target = weights.dtype
+        if stored == "bfloat16":
+            import ml_dtypes  # only such checkpoints need it
 
-        narrow = weights.astype(ml_dtypes.bfloat16) + delta.astype(ml_dtypes.bfloat16)
-        return np.asarray(narrow.astype(np.float32))
+            target = np.dtype(ml_dtypes.bfloat16)
+        with np.errstate(over="ignore", invalid="ignore"):
+            delta = np.float32(scale) * np.matmul(*pair)
+            merged: Array = (weights.astype(target) + delta.astype(target)).astype(entry.dtype)
+        if not np.isfinite(merged).all():
+            raise BadInput(f"merging {adapter_name} leaves values without a finite form in {stored}",
+                           where=name, fix="check the adapter and its scale")
+        return merged
 
     return Entry(entry.shape, entry.dtype, stored, make)
 
