@@ -48,6 +48,15 @@ def encode(value: object, path: str = "") -> Any:
     raise ValueError(f"{path}: {type(value).__name__} has no JSON form")
 
 
+def to_json(value: object) -> str:
+    """The JSON text of a value, the same for the same value, ending in a newline.
+
+    Raises:
+        ValueError: as ``encode``.
+    """
+    return json.dumps(encode(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+
 def decode(cls: type[T], raw: Any, path: str = "") -> T:
     """A dataclass from its JSON form.
 

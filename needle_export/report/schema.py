@@ -6,7 +6,6 @@ are pure: no stage of the pipeline is imported here, so a report can be read wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from needle_export.errors import BadInput
-from needle_export.report.codec import decode, encode, parse_json
+from needle_export.report.codec import decode, parse_json, to_json
 
 SCHEMA = 1
 """The version of the schema that this package writes and reads."""
@@ -265,8 +264,7 @@ def dump_report(report: Report) -> bytes:
     Raises:
         ValueError: naming the key path, for a value that JSON can't hold (an infinity, say).
     """
-    text = json.dumps(encode(report), ensure_ascii=False, allow_nan=False, indent=1)
-    return text.encode() + b"\n"
+    return to_json(report).encode()
 
 
 def load_report(path: str | PathLike[str]) -> Report:

@@ -1,0 +1,30 @@
+"""needle-export bench"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from needle_export.cli.shared import artifact_folder, define, integers, json_option, print_report, progress_of
+
+
+@define("bench", "bench dist/ --threads 1", "bench dist/ --threads 2 --steps 256 --prompt 64,512 --json")
+@click.argument("folder", type=artifact_folder, metavar="DIR")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Threads of the runtime.")
+@click.option("--steps", type=click.IntRange(min=1), default=64, show_default=True, metavar="N",
+              help="Decode steps to time.")
+@click.option("--prompt", type=integers, default="64,256", show_default=True, metavar="N,...",
+              help="Prompt lengths to time, in tokens.")
+@json_option
+def command(folder: Path, threads: int, steps: int, prompt: tuple[int, ...], as_json: bool) -> None:
+    """Measure how fast a published build is on this machine.
+
+    DIR is a folder that a build has written.
+    """
+    from needle_export import pipeline
+
+    with progress_of(silent=as_json) as progress:
+        report = pipeline.bench(folder, threads=threads, steps=steps, prompt=prompt, progress=progress)
+    print_report(report, as_json=as_json)

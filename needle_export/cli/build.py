@@ -1,0 +1,52 @@
+"""needle-export build"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from needle_export.cli.shared import define, json_option, print_report, progress_of, quiet_option
+from needle_export.config.options import MAX_SEED, MIN_LAYERS, OPSETS, TARGETS, WEIGHTS, BuildOptions
+
+
+@define("build", "build needle3.safetensors --target onnx --out dist/",
+        "build needle3.safetensors --target onnx --layers 8 --lora adapter.safetensors --out dist/",
+        "build hf:Cactus-Compute/needle3 --target onnx --weights fp16 --context 2048 --out dist/ --json")
+@click.argument("checkpoint")
+@click.option("--target", type=click.Choice(TARGETS), default="onnx", show_default=True,
+              help="What to export to.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR",
+              help="Folder to publish into; an earlier build there is replaced in one step.")
+@click.option("--layers", type=click.IntRange(min=MIN_LAYERS), metavar="N",
+              help="Depth of the ladder's rung to build; all layers when left out.")
+@click.option("--lora", metavar="FILE", help="Adapter to merge first.")
+@click.option("--context", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N",
+              help="Tokens that the caches hold.")
+@click.option("--weights", type=click.Choice(WEIGHTS), default="fp32", show_default=True,
+              help="Number format of stored weights; arithmetic stays fp32 on CPUs.")
+@click.option("--opset", type=click.Choice(OPSETS), default=OPSETS[-1], show_default=True,
+              help="ONNX operator set; older ones run on older runtimes, at a cost that the report states.")
+@click.option("--keep-confidence", is_flag=True,
+              help="Keep the confidence head after --lora, though fine-tuning didn't train it.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, metavar="S",
+              help="Of the prompts that the verification draws.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Threads for the latency measurement.")
+@click.option("--bench/--no-bench", default=True, show_default=True, help="Whether to measure latency.")
+@json_option
+@quiet_option
+def command(as_json: bool, quiet: bool, **options: Any) -> None:
+    """Export a checkpoint, verify and publish it.
+
+    The artifact is run in its own runtime against the reference before anything is published, and its
+    report is published with it. If it doesn't agree, nothing is published, and an earlier build in DIR stays as it was.
+    """
+    checked = BuildOptions(**options)
+    from needle_export import pipeline
+
+    with progress_of(silent=as_json or quiet) as progress:
+        report = pipeline.build(checked, progress)
+    if as_json or not quiet:
+        print_report(report, as_json=as_json)

@@ -1,0 +1,274 @@
+"""What a report says to people, before anyone decides how it looks.
+
+Text, Markdown and later views render these facts and sections; none of them reads a report itself, so
+all say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from needle_export.report.schema import Artifact, Fusion, Latency, LeftUnfused, Report
+from needle_export.report.units import milliseconds, percent, plural, rate, size, small, whole
+
+Mood = Literal["plain", "good", "bad"]
+
+ROLE_MEANINGS = {
+    "routing": "q, k: where to look",
+    "content": "v, gate, out: what may be written",
+    "memory": "engram",
+    "mixing": "Monarch MLP",
+    "lanes": "hyper-connections",
+    "vocabulary": "tied embedding",
+    "heads": "probes",
+    "norms": "",
+}
+"""Roles in the order in which people meet them, with what each is."""
+
+_STATUS = {
+    "verified-on-runtime": "verified on the runtime",
+    "verified-by-evaluator": "verified by our evaluator, not on the runtime",
+    "converted-only": "converted only: nothing has run it",
+}
+_MAX_ROWS = 15
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the summary."""
+
+    label: str
+    value: str
+    mood: Mood = "plain"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with its title.
+
+    Attributes:
+        title: what it shows.
+        columns: their names.
+        rows: cells, as many a row as there are columns.
+        numbers: indices of columns to be set flush right.
+        bars: a fraction of 0 to 1 for each row, to be drawn where a view can; None for no bars.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+    bars: tuple[float, ...] | None = None
+
+
+def title(report: Report) -> str:
+    """The model in one line."""
+    c = report.checkpoint
+    depth = f"{c.layers} of {c.parent_layers} layers" if c.layers != c.parent_layers else f"{c.layers} layers"
+    lora = "".join(f" + {adapter.path_name}" for adapter in c.lora)
+    return f"{c.path_name}{lora}, {depth}, {whole(c.parameters)} parameters"
+
+
+def warnings(report: Report) -> list[str]:
+    """What a reader must not miss."""
+    out = []
+    if report.checkpoint.random:
+        out.append("RANDOM WEIGHTS, made for tests: sizes and speeds are real, answers mean nothing")
+    for artifact in report.artifacts:
+        if artifact.status != "verified-on-runtime":
+            out.append(f"{artifact.target} {artifact.weights} is {_STATUS[artifact.status]}")
+    return out
+
+
+def facts(artifact: Artifact) -> list[Fact]:
+    """The essential about an artifact: size, whether it is right, how fast it is, what it keeps."""
+    good = artifact.status == "verified-on-runtime"
+    status = _STATUS[artifact.status]
+    if runtime := artifact.parity.get("runtime"):
+        status += f" ({runtime})"
+    files, total = plural(len(artifact.files), "file"), artifact.size.total_bytes
+    out = [
+        Fact("size", f"{size(total)} ({whole(total)} bytes, {files})"),
+        Fact("status", status, "good" if good else "bad"),
+    ]
+    if parity := _parity_line(artifact.parity):
+        out.append(Fact("parity", parity))
+    out += _latency_facts(artifact.latency)
+    out.append(Fact("state", f"{size(artifact.state_bytes.total_bytes)} between steps"))
+    missed = {op: f for op, f in artifact.fusion.items() if f.fused < f.expected}
+    out.append(Fact("fusion", _fusion_line(artifact.fusion, missed), "bad" if missed else "good"))
+    return out
+
+
+def sections(report: Report, artifact: Artifact) -> list[Section]:
+    """Everything else about an artifact; sections without content are left out."""
+    every = [_bytes(artifact), _fusion(artifact), _left(artifact), _nodes(artifact), _state(artifact),
+             _prefill(artifact.latency), _parity(artifact), _kept_float(artifact), _files(artifact),
+             _pairs("Built with", report.options), _pairs("Versions", artifact.versions)]
+    return [section for section in every if section.rows]
+
+
+def _parity_line(parity: Mapping[str, Any]) -> str:
+    """The comparison in one line, of whatever numbers are there; the format leaves them free."""
+
+    def number(key: str) -> float | None:
+        value = parity.get(key)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    parts = []
+    if (equal := number("argmax_equal")) is not None:
+        steps = number("steps")
+        parts.append(f"{equal:.0f}{'' if steps is None else f' of {steps:.0f}'} next tokens equal")
+    if (error := number("max_abs")) is not None:
+        limit = number("tolerance")
+        allowed = "" if limit is None else f" (allowed {small(limit)})"
+        parts.append(f"largest logit error {small(error)}{allowed}")
+    if (sqnr := number("sqnr_db")) is not None:
+        parts.append(f"SQNR {sqnr:.0f} dB")
+    return ", ".join(parts)
+
+
+def _latency_facts(latency: Latency | None) -> list[Fact]:
+    if latency is None:
+        return [Fact("decode", "not measured")]
+    out = []
+    if decode := latency.decode:
+        out.append(Fact("decode", f"{milliseconds(decode.ms_p50)} a token, {rate(decode.tokens_per_s)} "
+                        f"({latency.kind}; 95 % within {milliseconds(decode.ms_p95)}; "
+                        f"after {plural(decode.position, 'token')})"))
+    if latency.prefill:
+        best = latency.prefill[-1]
+        out.append(Fact("prefill", f"{plural(best.tokens, 'token')} in {milliseconds(best.ms_p50)}, "
+                        f"{rate(best.tokens_per_s)} ({latency.kind})"))
+    load = [f"{name} {milliseconds(value)}" for name, value in (("load", latency.load_ms),
+                                                               ("first token", latency.first_ms))
+            if value is not None]
+    if latency.peak_rss_bytes is not None:
+        load.append(f"peak memory {size(latency.peak_rss_bytes)}")
+    if load:
+        out.append(Fact("start", f"{', '.join(load)} ({latency.kind})"))
+    out.append(Fact(latency.kind, f"on {latency.host}, {plural(latency.threads, 'thread')}, by: "
+                    f"{latency.command}"))
+    return out
+
+
+def _fusion_line(fusion: Mapping[str, Fusion], missed: Mapping[str, Fusion]) -> str:
+    if not fusion:
+        return "no fused ops in this build"
+    if missed:
+        short = (f"{op} {f.fused} of {f.expected}" for op, f in sorted(missed.items()))
+        return f"incomplete: {', '.join(short)}"
+    made = sum(f.fused for f in fusion.values())
+    return f"complete, {plural(made, 'fused op')} of {plural(len(fusion), 'kind')}"
+
+
+def _bytes(artifact: Artifact) -> Section:
+    s = artifact.size
+    named = [(role, s.by_role[role]) for role in ROLE_MEANINGS if role in s.by_role]
+    named += [(role, count) for role, count in sorted(s.by_role.items()) if role not in ROLE_MEANINGS]
+    named.append(("overhead", s.overhead_bytes))
+    rows = [(role, ROLE_MEANINGS.get(role, "graph, names, padding" if role == "overhead" else ""),
+             whole(count), percent(count, s.total_bytes)) for role, count in named]
+    rows.append(("total", "", whole(s.total_bytes), percent(s.total_bytes, s.total_bytes)))
+    shares = [count / s.total_bytes if s.total_bytes else 0.0 for _, count in named]
+    return Section("Where the bytes are", ("role", "weights", "bytes", "share"), tuple(rows),
+                   frozenset({2, 3}), (*shares, 0.0))
+
+
+def _fusion(artifact: Artifact) -> Section:
+    rows = tuple((op, whole(f.fused), whole(f.expected), whole(len(f.left)))
+                 for op, f in sorted(artifact.fusion.items()))
+    return Section("Fused ops", ("op", "fused", "expected", "left"), rows, frozenset({1, 2, 3}))
+
+
+def _left(artifact: Artifact) -> Section:
+    rows = []
+    for op, fusion in sorted(artifact.fusion.items()):
+        reasons: dict[str, list[LeftUnfused]] = {}
+        for left in fusion.left:
+            reasons.setdefault(left.reason, []).append(left)
+        rows += [(op, _places(places), places[0].node, reason) for reason, places in reasons.items()]
+    return Section("Left unfused, and why", ("op", "layers", "first node", "reason"), tuple(rows))
+
+
+def _places(places: Sequence[LeftUnfused]) -> str:
+    layers = sorted({place.layer for place in places if place.layer is not None})
+    outside = ["outside the stack"] if any(place.layer is None for place in places) else []
+    return ", ".join([*_ranges(layers), *outside])
+
+
+def _ranges(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers with runs joined: 0-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
+def _nodes(artifact: Artifact) -> Section:
+    nodes = artifact.nodes
+    by_count = sorted(nodes.by_op.items(), key=lambda item: (-item[1], item[0]))
+    rows = [("decode, all", whole(nodes.decode))]
+    if nodes.prefill is not None:
+        rows.append(("prefill, all", whole(nodes.prefill)))
+    rows += [(op, whole(count)) for op, count in by_count[:_MAX_ROWS]]
+    if rest := by_count[_MAX_ROWS:]:
+        rows.append((plural(len(rest), "other operator"), whole(sum(count for _, count in rest))))
+    return Section("Graph nodes (by operator: decode)", ("operator", "nodes"), tuple(rows), frozenset({1}))
+
+
+def _state(artifact: Artifact) -> Section:
+    s = artifact.state_bytes
+    rows = [(part, whole(count), percent(count, s.total_bytes)) for part, count in sorted(s.by_part.items())]
+    rows.append(("total", whole(s.total_bytes), percent(s.total_bytes, s.total_bytes)))
+    return Section("State between steps", ("part", "bytes", "share"), tuple(rows), frozenset({1, 2}))
+
+
+def _prefill(latency: Latency | None) -> Section:
+    rows = () if latency is None else tuple(
+        (whole(p.tokens), milliseconds(p.ms_p50), rate(p.tokens_per_s)) for p in latency.prefill)
+    kind = "" if latency is None else f" ({latency.kind})"
+    return Section(f"Prefill{kind}", ("prompt tokens", "median", "rate"), rows, frozenset({0, 1, 2}))
+
+
+def _parity(artifact: Artifact) -> Section:
+    return _pairs("Comparison with the reference", artifact.parity)
+
+
+def _kept_float(artifact: Artifact) -> Section:
+    kept = sorted(artifact.kept_float, key=lambda k: (-k.bytes, k.name))
+    rows = [(k.name, whole(k.bytes), k.reason) for k in kept[:_MAX_ROWS]]
+    if rest := kept[_MAX_ROWS:]:
+        rows.append((plural(len(rest), "other weight"), whole(sum(k.bytes for k in rest)), "see report.json"))
+    return Section("Kept in floating point", ("weight", "bytes", "reason"), tuple(rows), frozenset({1}))
+
+
+def _files(artifact: Artifact) -> Section:
+    rows = tuple((file.name, whole(file.bytes), file.sha256) for file in artifact.files)
+    return Section("Files", ("name", "bytes", "SHA-256"), rows, frozenset({1}))
+
+
+def _pairs(name: str, values: Mapping[str, Any]) -> Section:
+    rows = tuple((key, _shown(value)) for key, value in sorted(values.items()))
+    return Section(name, ("name", "value"), rows)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return whole(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in sorted(value.items()))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_shown(item) for item in value)
+    return str(value)
