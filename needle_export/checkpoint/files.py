@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,11 +28,12 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         BadInput: when there is no such file, it is a folder or a device, is empty or unreadable.
     """
     try:
+        # Asked before opening, because opening a pipe waits for its writer.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise BadInput("this isn't a regular file", where=path.name, fix="give a checkpoint file")
         with path.open("rb") as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadInput("this isn't a regular file", where=path.name, fix="give a checkpoint file")
-            if status.st_size == 0:
+            if os.fstat(handle.fileno()).st_size == 0:
                 raise BadInput("the file is empty", where=path.name, fix="fetch or write it again")
             return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except IsADirectoryError:
@@ -74,10 +76,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: when the place can't be written or has no room; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         # Opened by hand so that the file gets the permissions of any other new file.
-        handle = os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb")
+        handle = os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
     except OSError as error:
         raise UsageError(f"can't write there ({_reason(error)})", where=str(path),
                          fix="choose another place") from None

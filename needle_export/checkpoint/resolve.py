@@ -11,7 +11,7 @@ DEFAULT_FILES = ("checkpoints/needle3.safetensors", "needle3.safetensors", "need
 """Where a repository keeps its checkpoint, tried in this order."""
 
 _PREFIX = "hf:"
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def resolve(spec: str) -> Path:

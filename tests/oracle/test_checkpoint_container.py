@@ -10,7 +10,7 @@ import pytest
 from needle.model import export, quantize
 
 from needle_export.checkpoint.checkpoint import read_checkpoint
-from needle_export.checkpoint.geometry import Geometry, tensor_shapes
+from needle_export.checkpoint.geometry import PUBLISHED, Geometry, tensor_shapes
 from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.sample import make_sample
 from needle_export.checkpoint.walk import Slot
@@ -133,6 +133,15 @@ def test_every_width_to_the_bit(bits: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(packed.indices(), unpack)
 
 
+@pytest.mark.slow
+@pytest.mark.published
+def test_the_published_widths_to_the_bit(tmp_path: Path) -> None:
+    # Six groups a row instead of one or two: another BLAS path. Four layers reach an engram site.
+    geometry, path = PUBLISHED.with_layers(4), tmp_path / "m.cact"
+    write_export(path, geometry, make_sample(geometry, 3))
+    assert_same(geometry, path)
+
+
 def test_mixed_widths_as_published(tmp_path: Path) -> None:
     geometry, path = VARIANTS["deep"], tmp_path / "m.cact"
 
@@ -169,7 +178,7 @@ def test_sliced_container_equals_the_package_s_sliced_arrays(tmp_path: Path) -> 
     checkpoint = read_checkpoint(path)
     from needle.model.architecture import ladder_slice
 
-    tree = oracle.to_tree(expected_tensors(geometry, path) | {})
+    tree = oracle.to_tree(expected_tensors(geometry, path))
     for permutation in ("hada_p1", "hada_p2"):
         tree.pop(permutation)
     for depth in range(2, geometry.num_layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -291,6 +292,14 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "absent")
     with pytest.raises(BadInput, match="regular file"):
         read_checkpoint("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="regular file"):
+        read_checkpoint(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BadInput, match="can't be read"):
+        read_checkpoint(tmp_path / "loop")
+    with pytest.raises(BadInput):
+        read_checkpoint("nul\0byte")
 
 
 def test_values_without_a_float16_form_are_refused(tmp_path: Path) -> None:
