@@ -5,15 +5,19 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
-from needle.model import export, quantize
+from needle.model import checkpoints, export, quantize
+from needle.model.architecture import ladder_slice
+from needle.model.whistle import Whistle, WhistleConfig
 
 from needle_export.checkpoint.checkpoint import read_checkpoint
 from needle_export.checkpoint.geometry import PUBLISHED, Geometry, tensor_shapes
 from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.sample import make_sample
 from needle_export.checkpoint.walk import Slot
+from needle_export.errors import BadInput
 from tests.support import oracle
 from tests.support.containers import TERNARY, container_bytes
 from tests.support.geometries import VARIANTS
@@ -176,8 +180,6 @@ def test_sliced_container_equals_the_package_s_sliced_arrays(tmp_path: Path) -> 
     geometry, path = VARIANTS["deep"], tmp_path / "m.cact"
     write_export(path, geometry, make_sample(geometry, 4))
     checkpoint = read_checkpoint(path)
-    from needle.model.architecture import ladder_slice
-
     tree = oracle.to_tree(expected_tensors(geometry, path))
     for permutation in ("hada_p1", "hada_p2"):
         tree.pop(permutation)
@@ -195,6 +197,22 @@ def test_sliced_container_equals_the_package_s_sliced_arrays(tmp_path: Path) -> 
             straight = tensor.endswith(("embedding", "probes", "query"))
             np.testing.assert_array_equal(matrix if straight else matrix.T,
                                           part.reshape(matrix.shape if straight else matrix.T.shape))
+
+
+def test_a_whistle_container_is_refused(tmp_path: Path) -> None:
+    config = WhistleConfig(text=64, dim=128, enc_layers=1, dec_layers=2, sites=(1,), slots=32, stem=32)
+    shapes = jax.eval_shape(
+        lambda key: Whistle(config).init(key, np.zeros((1, 16000), np.float32), np.full(1, 16000),
+                                         np.ones((1, 4), np.int32)), jax.random.PRNGKey(0))["params"]
+    tree = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.01, np.float32), shapes)
+    path = tmp_path / "whistle.cact"
+    export.write_export(tree, config.needle(), path, audio=config)
+    with pytest.raises(BadInput, match="Whistle"):
+        read_checkpoint(path)
+    checkpoints.write_checkpoint(tmp_path / "whistle.safetensors", {
+        "format_version": 2, "params": tree, "config": vars(config)})
+    with pytest.raises(BadInput, match="Whistle"):
+        read_checkpoint(tmp_path / "whistle.safetensors")
 
 
 def test_header_codebooks_are_the_computed_ones(tmp_path: Path) -> None:
