@@ -56,9 +56,10 @@ def stage(out: Path) -> Iterator[Path]:
     out = _destination(out)
     made = _make_parents(out)
     try:
-        recover(out)
-        check_replaceable(out)
-        _remove_stale(out)
+        with locked(out.parent):
+            _recover(out)
+            check_replaceable(out)
+            _remove_stale(out)
         staging, lock = _make_staging(out)
     except BaseException:
         _remove_parents(made)
@@ -91,8 +92,9 @@ def publish(staging: Path, out: Path) -> None:
         check_replaceable(out)
         old = _swap_in(staging, out)
         sync(out.parent)
-    if old is not None:
-        _delete_artifact(old, out)
+        # Still under the lock: the next build would take the old artifact for a dead one's leavings.
+        if old is not None:
+            _delete_artifact(old, out)
 
 
 def recover(out: Path) -> None:
@@ -101,17 +103,22 @@ def recover(out: Path) -> None:
     To be called before reading an artifact.
     """
     out = out.resolve()
+    if _previous(out).is_dir():
+        with locked(out.parent):
+            _recover(out)
+
+
+def _recover(out: Path) -> None:
     previous = _previous(out)
     if not previous.is_dir():
         return
-    with locked(out.parent):
-        if not previous.is_dir():
-            return  # somebody else was faster
-        if not out.exists():
-            previous.rename(out)
-            log.warning("%s: restored after an interrupted build", out)
-        elif _foreign(previous) is None:
-            shutil.rmtree(previous, ignore_errors=True)
+    if not out.exists():
+        previous.rename(out)
+        log.warning("%s: restored after an interrupted build", out)
+    elif _foreign(previous) is None:
+        leftover = _staging_name(out)
+        previous.rename(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def check_replaceable(out: Path) -> None:
@@ -154,7 +161,7 @@ def _remove_parents(made: list[Path]) -> None:
 
 def _make_staging(out: Path) -> tuple[Path, int]:
     for _ in range(_ATTEMPTS):
-        staging = out.parent / f".{out.name}.staging-{os.getpid()}-{secrets.token_hex(4)}"
+        staging = _staging_name(out)
         try:
             staging.mkdir()
         except OSError as error:
@@ -168,6 +175,10 @@ def _make_staging(out: Path) -> tuple[Path, int]:
                 os.close(lock)
     raise UsageError("other builds keep removing the staging folder", where=str(out),
                      fix="build again when they are done")
+
+
+def _staging_name(out: Path) -> Path:
+    return out.parent / f".{out.name}.staging-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _unwritable(out: Path, error: OSError) -> NeedleExportError:
@@ -207,7 +218,9 @@ def _swap_in(staging: Path, out: Path) -> Path | None:
     except BaseException:
         previous.rename(out)
         raise
-    return previous
+    # Deleted under a staging name: half of it under this one would look like somebody else's.
+    previous.rename(staging)
+    return staging
 
 
 def _previous(out: Path) -> Path:

@@ -40,8 +40,8 @@ from needle_export.config.options import MAX_SEED, MIN_LAYERS, OPSETS, TARGETS, 
 def command(as_json: bool, quiet: bool, **options: Any) -> None:
     """Export a checkpoint, verify and publish it.
 
-    The artifact is run in its own runtime against the reference before anything is published, and its
-    report is published with it. If it doesn't agree, nothing is published, and an earlier build in DIR stays as it was.
+    The artifact is run in its own runtime against the reference first. If it agrees, it appears in DIR
+    with its report; if it doesn't, nothing is published and an earlier build in DIR stays as it was.
     """
     checked = BuildOptions(**options)
     from needle_export import pipeline

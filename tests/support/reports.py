@@ -1,0 +1,100 @@
+"""Reports and published folders to test with, without building anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from needle_export.checkpoint.dimensions import SMALL
+from needle_export.checkpoint.layout import parameter_count
+from needle_export.report.schema import (
+    REPORT_NAME,
+    SCHEMA,
+    AdapterInfo,
+    Artifact,
+    CheckpointInfo,
+    DecodeLatency,
+    FileInfo,
+    Fusion,
+    KeptFloat,
+    Latency,
+    LeftUnfused,
+    Nodes,
+    PrefillLatency,
+    Report,
+    Size,
+    StateBytes,
+    Tool,
+    dump_report,
+)
+
+FILES = {"model.onnx": b"graph" * 20, "model.onnx.data": bytes(range(256)) * 8}
+
+
+def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifact:
+    """An artifact with something in every field."""
+    total = sum(len(data) for data in files.values())
+    routing, content = total // 4, total // 2
+    artifact = Artifact(
+        target="onnx", weights="fp32", status="verified-on-runtime",
+        files=tuple(FileInfo(name, len(data), hashlib.sha256(data).hexdigest())
+                    for name, data in files.items()),
+        size=Size(total, {"routing": routing, "content": content}, total - routing - content),
+        fusion={"rms_norm": Fusion(12, 12),
+                "attention": Fusion(3, 2, (LeftUnfused(1, "sdpa_1", "the mask isn't causal"),))},
+        nodes=Nodes(40, 30, {"MatMul": 20, "Attention": 10}),
+        parity={"max_abs": 1.25e-6, "tolerance": 1e-4, "sqnr_db": 121.5, "kl": 3e-9, "argmax_equal": 64,
+                "steps": 64, "prompts": 3, "state_max_abs": 2e-6, "runtime": "onnxruntime 1.32.0"},
+        state_bytes=StateBytes(700, {"keys": 300, "values": 400}),
+        latency=Latency(
+            kind="measured", host="Imaginary 9000, 2 cores, Linux", threads=1,
+            command="needle-export bench dist --threads 1", load_ms=12.5, first_ms=4.25,
+            prefill=(PrefillLatency(64, 20.0, 3200.0), PrefillLatency(256, 80.0, 3200.0)),
+            decode=DecodeLatency(2.5, 3.1, 400.0, 256), peak_rss_bytes=123_456_789),
+        kept_float=(KeptFloat("stack/final_norm/scale", 384, "norms are never narrowed"),),
+        notes=("opset 21 has no fused attention: 5 more nodes a layer",),
+        io={"inputs": [{"name": "tokens", "dtype": "int64", "shape": [1, "T"]}]},
+        versions={"onnx": "1.23.2", "onnxruntime": "1.32.0"},
+    )
+    return dataclasses.replace(artifact, **changes)
+
+
+def make_report(*artifacts: Artifact, random: bool = False, **changes: Any) -> Report:
+    """A report over the given artifacts, or over one with something in every field."""
+    report = Report(
+        schema=SCHEMA, tool=Tool("needle-export", "0.1.0"),
+        checkpoint=CheckpointInfo(
+            path_name="needle3.safetensors", sha256="a" * 64, format="safetensors", random=random,
+            geometry=SMALL.as_dict(), layers=SMALL.num_layers, parent_layers=20,
+            parameters=parameter_count(SMALL), lora=(AdapterInfo("home.safetensors", "b" * 64),),
+            dropped_heads=("confidence",)),
+        options={"target": "onnx", "layers": 3, "context": 1024, "weights": "fp32", "opset": 24,
+                 "keep_confidence": False, "seed": 0},
+        artifacts=artifacts or (make_artifact(),),
+    )
+    return dataclasses.replace(report, **changes)
+
+
+def write_artifact(folder: Path, files: Mapping[str, bytes] = FILES) -> Report:
+    """Writes an artifact's files and its report into an existing folder."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    report = make_report(make_artifact(files))
+    (folder / REPORT_NAME).write_bytes(dump_report(report))
+    return report
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds one version, complete: every listed file with its hash, and no other."""
+    from needle_export.report.schema import load_report
+
+    report = load_report(folder)
+    listed = {file.name: file.sha256 for artifact in report.artifacts for file in artifact.files}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return present == {*listed, REPORT_NAME} and all(
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha for name, sha in listed.items())
