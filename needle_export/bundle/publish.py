@@ -28,7 +28,7 @@ from needle_export.report.schema import REPORT_NAME, load_report
 
 log = logging.getLogger(__name__)
 
-SIDE_FILES = frozenset({REPORT_NAME, "report.md", "report.txt"})
+SIDE_FILES = frozenset({REPORT_NAME, "report.md", "report.txt", "reference.npz"})
 """Files that a published folder may hold without its report listing them."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

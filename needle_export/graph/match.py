@@ -7,7 +7,7 @@ nodes and the fused op are run on the same random inputs and must agree in every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,9 @@ class Match:
 
 
 class Refused(Exception):  # noqa: N818 - control flow between matcher and pass, never an error for users
-    """Why a place isn't what the pattern says."""
+    """Why a place isn't what the pattern says; ``depth`` is how many nodes matched before that showed."""
+
+    depth = 0
 
 
 @dataclass
@@ -58,7 +60,11 @@ def find(program: Program, pattern: Pattern, graph: fx.Graph, anchor: fx.Node) -
     """
     roots = _roots(graph)
     binding = _Binding()
-    _match(roots[0], anchor, pattern, binding)
+    try:
+        _match(roots[0], anchor, pattern, binding)
+    except Refused as refusal:
+        refusal.depth = len(binding.nodes)
+        raise
     reason = "its further results are not in the graph"
     for complete in _complete(program, roots, pattern, binding):
         match = _assemble(pattern, graph, roots, complete)
@@ -68,7 +74,9 @@ def find(program: Program, pattern: Pattern, graph: fx.Graph, anchor: fx.Node) -
             reason = str(refusal)
             continue
         return match
-    raise Refused(reason)
+    refused = Refused(reason)
+    refused.depth = len(binding.nodes)
+    raise refused
 
 
 def _roots(graph: fx.Graph) -> list[fx.Node]:
@@ -225,8 +233,3 @@ def _run(program: Program, node: fx.Node, environment: dict[fx.Node, Any]) -> An
 
 def _name(node: Any) -> str:
     return f"{node.name} ({node.target})" if isinstance(node, fx.Node) else repr(node)
-
-
-def arguments_of(node: fx.Node, order: tuple[str, ...]) -> Mapping[str, Any]:
-    """A fused node's arguments by name."""
-    return dict(zip(order, node.args, strict=True))

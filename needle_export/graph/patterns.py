@@ -93,13 +93,13 @@ def _i(*dims: int | str) -> tuple[Dims, torch.dtype]:
 _EPS = {"eps": 0.0123456}
 
 
-def patterns(taps: tuple[int, ...], orders: tuple[int, ...]) -> list[Pattern]:
-    """All patterns for a model with these convolution lengths and n-gram orders.
+def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int) -> list[Pattern]:
+    """All patterns for a model with these convolution lengths, n-gram orders and lanes.
 
     The order matters: a later pattern may contain what an earlier one has already fused.
     """
     found = [
-        Pattern("sinkhorn", {"logits": _f(T, 4, 4)}, fixed={"iterations": 20}, order=("logits", "iterations")),
+        Pattern("sinkhorn", {"logits": _f(T, lanes, lanes)}, fixed={"iterations": 20}, order=("logits", "iterations")),
     ]
     for ring in (False, True):
         found.append(
@@ -139,10 +139,10 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...]) -> list[Pattern]:
             {"x": _f(T, 5), "weight": _f(5, 3), "bias": _f(3), "alpha": _f()},
             order=("x", "weight", "bias", "alpha"),
         ),
-        Pattern("lane_read", {"stream": _f(T, 4, 5), "gates": _f(T, 4)}, order=("stream", "gates")),
+        Pattern("lane_read", {"stream": _f(T, lanes, 5), "gates": _f(T, lanes)}, order=("stream", "gates")),
         Pattern(
             "lane_write",
-            {"stream": _f(T, 4, 5), "mix": _f(T, 4, 4), "gates": _f(T, 4), "y": _f(T, 5)},
+            {"stream": _f(T, lanes, 5), "mix": _f(T, lanes, lanes), "gates": _f(T, lanes), "y": _f(T, 5)},
             open={"gain": 0.0123456},
             order=("stream", "mix", "gates", "y", "gain"),
         ),

@@ -28,8 +28,8 @@ Taps = Callable[[Tensor, Tensor], Tensor]
 
 
 def param(value: Tensor) -> nn.Parameter:
-    """A float32 parameter."""
-    return nn.Parameter(value.to(torch.float32), requires_grad=False)
+    """A float32 parameter of its own, never a view of the checkpoint."""
+    return nn.Parameter(value.to(torch.float32, copy=True), requires_grad=False)
 
 
 class Norm(nn.Module):

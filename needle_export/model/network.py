@@ -67,7 +67,7 @@ class Needle(nn.Module):
     ) -> None:
         super().__init__()
         self.geometry = geometry
-        w = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()}
+        w = {k: torch.from_numpy(np.require(v, requirements=["C", "W"])) for k, v in tensors.items()}
         perms = (torch.from_numpy(permutations[0]), torch.from_numpy(permutations[1]))
         self.embedding = param(w["embedding/embedding"])
         self.embed_scale = math.sqrt(geometry.d_model)

@@ -10,7 +10,9 @@ from needle_export.graph.patterns import patterns
 __all__ = ["Fired", "Left", "Pass", "pipeline"]
 
 
-def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], fold_lane_gates: bool) -> list[Pass]:
+def pipeline(
+    taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool
+) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
     Args:
@@ -23,7 +25,7 @@ def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], fold_lane_gates: bo
     passes = [
         # Patterns are the plain references, so they must be sought before anything else moves.
         Pass(f"fuse {p.op}", traced, fused, lambda program, p=p: fuse(program, p))  # type: ignore[misc]
-        for p in patterns(taps, orders)
+        for p in patterns(taps, orders, lanes)
     ]
     passes += [
         # Everything below asks "is this a weight?", which an alias or unfolded arithmetic hides.

@@ -34,7 +34,7 @@ def fold_gates(program: Program) -> Fired:
             merged = Weight(f"{scale.name}.gated", value, derived_parts(value, [scale]), True)
             args = (normed.args[0], program.add_weight(merged), normed.args[2])
             node.replace_all_uses_with(program.call(node, norm, args, like=normed))
-            fired.add("fold_gates")
+            fired.add("fold_gates", layer_of(node))
             break
     program.sweep()
     return fired
@@ -56,7 +56,7 @@ def fold_bias(program: Program) -> Fired:
         one = Weight(f"{weight.name}.one", torch.ones(()), _one_part(weight, 1), True)
         args = (product.args[0], product.args[1], program.add_weight(bias), program.add_weight(one))
         node.replace_all_uses_with(program.call(node, linear, args, like=node))
-        fired.add("fold_bias")
+        fired.add("fold_bias", layer_of(node))
     program.sweep()
     for node in program.nodes(aten.mul.Tensor):
         factor, inner = node.args
@@ -70,7 +70,7 @@ def fold_bias(program: Program) -> Fired:
         moved = Weight(f"{bias2.name}.scaled", bias2.value * diagonal.value, diagonal.parts, True)
         args = (inner.args[0], program.add_weight(scaled), program.add_weight(moved), inner.args[3])
         node.replace_all_uses_with(program.call(node, linear, args, like=inner))
-        fired.add("fold_diagonal")
+        fired.add("fold_diagonal", layer_of(node))
     program.sweep()
     return fired
 
@@ -108,7 +108,7 @@ def trim_kronecker(program: Program) -> Fired:
         rows = a.value[: width // block].contiguous()
         new_a = program.add_weight(Weight(f"{a.name}.cut", rows, _one_part(a, rows.numel())))
         node.replace_all_uses_with(program.call(node, kron, (source, new_a, node.args[2]), like=node))
-        fired.add("trim_kronecker")
+        fired.add("trim_kronecker", layer_of(node))
     program.sweep()
     for node in program.nodes(aten.slice.Tensor):
         scaled, dim, start, end = node.args
@@ -125,7 +125,7 @@ def trim_kronecker(program: Program) -> Fired:
         short = program.call(node, kron, (product.args[0], new_a, product.args[2]), like=product)
         cut = Weight(f"{diagonal.name}.cut", diagonal.value[:end].contiguous(), _one_part(diagonal, end))
         node.replace_all_uses_with(program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node))
-        fired.add("trim_kronecker")
+        fired.add("trim_kronecker", layer_of(node))
     program.sweep()
     return fired
 
@@ -163,7 +163,7 @@ def absorb_diagonal(program: Program) -> Fired:
             replaced = program.call(user, aten.matmul.default, (new, program.add_weight(inverse)), like=user)
             user.replace_all_uses_with(replaced)
         node.replace_all_uses_with(new)
-        fired.add("absorb_diagonal")
+        fired.add("absorb_diagonal", layer_of(node))
     program.sweep()
     return fired
 
@@ -181,7 +181,7 @@ def cancel_residual(program: Program) -> Fired:
         for term in rest[1:]:
             value = program.call(node, aten.add.Tensor, (value, term), like=node)
         node.replace_all_uses_with(value)
-        fired.add("cancel_residual")
+        fired.add("cancel_residual", layer_of(node))
     program.sweep()
     return fired
 
@@ -211,7 +211,7 @@ def drop_unread_mixing(program: Program) -> Fired:
         share = program.call(node, aten.mul.Tensor, (share, gain), like=node)
         written = program.call(node, aten.mul.Tensor, (share, y), like=node)
         node.replace_all_uses_with(program.call(node, aten.add.Tensor, (mean, written), like=node))
-        fired.add("drop_unread_mixing")
+        fired.add("drop_unread_mixing", layer_of(node))
     program.sweep()
     return fired
 
@@ -229,7 +229,7 @@ def fuse_add_norm(program: Program) -> Fired:
         normed, added = (program.call(total, operator.getitem, (fused, i), like=node) for i in (0, 1))
         node.replace_all_uses_with(normed)
         total.replace_all_uses_with(added)
-        fired.add("add_rms_norm")
+        fired.add("add_rms_norm", layer_of(node))
     program.sweep()
     return fired
 

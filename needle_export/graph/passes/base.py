@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,14 +21,19 @@ class Left:
 
 @dataclass
 class Fired:
-    """What a pass did: how often each of its rewrites fired, and what it left."""
+    """What a pass did: where each of its rewrites fired (rewrite, layer), and what it left."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    places: list[tuple[str, int]] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
 
-    def add(self, name: str, times: int = 1) -> None:
-        """Count a rewrite."""
-        self.counts[name] = self.counts.get(name, 0) + times
+    def add(self, name: str, layer: int = -1) -> None:
+        """Note a rewrite."""
+        self.places.append((name, layer))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Firings by rewrite."""
+        return dict(Counter(name for name, _ in self.places))
 
 
 @dataclass(frozen=True)

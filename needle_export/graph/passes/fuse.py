@@ -14,8 +14,13 @@ from needle_export.graph.program import Program, layer_of
 
 
 def fuse(program: Program, pattern: Pattern) -> Fired:
-    """Fuse every match of one pattern; what has the pattern's last node and is refused is listed."""
+    """Fuse every match of one pattern.
+
+    Every node like the pattern's last is a candidate, and most are something else; of those refused, the
+    one that went furthest in each layer is listed.
+    """
     fired = Fired()
+    nearest: dict[int, tuple[int, Left]] = {}
     graph = pattern.trace(program.rows)
     root = next(n for n in graph.nodes if n.op == "output").args[0][0]
     for anchor in program.nodes(root.target):
@@ -24,10 +29,13 @@ def fuse(program: Program, pattern: Pattern) -> Fired:
         try:
             match = find(program, pattern, graph, anchor)
         except Refused as refusal:
-            fired.left.append(Left(pattern.op, layer_of(anchor), anchor.name, str(refusal)))
+            layer = layer_of(anchor)
+            if refusal.depth > nearest.get(layer, (0, None))[0]:
+                nearest[layer] = (refusal.depth, Left(pattern.op, layer, anchor.name, str(refusal)))
             continue
         _replace(program, match)
-        fired.add(pattern.op)
+        fired.add(pattern.op, layer=layer_of(match.outputs[0]))
+    fired.left = [left for _, left in nearest.values()]
     program.sweep()
     return fired
 

@@ -36,7 +36,7 @@ def merge_projections(program: Program) -> Fired:
         product = program.call(matmuls[0], aten.matmul.default, (x, merged), like=matmuls[0])
         sizes = [int(w.value.shape[-1]) for w in weights]
         _split(program, matmuls[0], product, sizes, -1, matmuls)
-        fired.add("merge_projections")
+        fired.add("merge_projections", layer_of(matmuls[0]))
         # A later group's weights may be these placeholders' neighbours; free the sources now, as two copies
         # of every projection are more memory than the passes need.
         program.sweep()
@@ -120,7 +120,7 @@ def merge_lane_gates(program: Program) -> Fired:
         sigmoid = program.call(gates[0], aten.sigmoid.default, (linear,), like=gates[0])
         olds = [next(iter(g.users)) for g in gates]
         _split(program, gates[0], sigmoid, [int(r[1].value.numel()) for r in ws], -1, olds)
-        fired.add("merge_lane_gates")
+        fired.add("merge_lane_gates", layer_of(gates[0]))
     program.sweep()
     return fired
 
@@ -158,8 +158,8 @@ def join_heads(program: Program) -> Fired:
         normed = program.call(before, norm, (shaped, folded, qn.args[2]), like=q)
         turned = program.call(before, rotary, (normed, *q.args[1:]), like=q)
         _split(program, before, turned, [heads, groups], -2, [q, k])
+        fired.add("join_heads", layer_of(q))
         program.sweep()
-        fired.add("join_heads")
     return fired
 
 
@@ -186,14 +186,18 @@ def tile_slices(program: Program) -> Fired:
         slices = [u for u in users if u.target is aten.slice.Tensor and u.args[0] is value]
         selects = [u for u in users if u.target is aten.select.int and u.args[0] is value]
         if len(slices) > 1 and len(slices) == len(value.users):
-            fired.counts["tile_slices"] = fired.counts.get("tile_slices", 0) + _tile(program, value, slices)
+            done = _tile(program, value, slices)
         elif len(selects) > 1 and len(selects) == len(value.users):
-            fired.counts["tile_slices"] = fired.counts.get("tile_slices", 0) + _pick(program, value, selects)
+            done = _pick(program, value, selects)
+        else:
+            continue
+        if done:
+            fired.add("tile_slices")
     program.sweep()
     return fired
 
 
-def _tile(program: Program, value: fx.Node, slices: list[fx.Node]) -> int:
+def _tile(program: Program, value: fx.Node, slices: list[fx.Node]) -> bool:
     rank = value.meta["val"].dim()
     dim = slices[0].args[1] % rank
     spans = sorted(((s.args[2], min(s.args[3], int(value.meta["val"].shape[dim])), s) for s in slices),
@@ -201,22 +205,22 @@ def _tile(program: Program, value: fx.Node, slices: list[fx.Node]) -> int:
     ends = [0, *(e for _, e, _ in spans)]
     tiled = all(start == end for (start, _, _), end in zip(spans, ends, strict=False))
     if not tiled or ends[-1] != value.meta["val"].shape[dim] or any(s.args[1] % rank != dim for s in slices):
-        return 0
+        return False
     order = {node: i for i, node in enumerate(program.graph.nodes)}
     before = min(slices, key=order.__getitem__)
     _split(program, before, value, [int(e - s) for s, e, _ in spans], dim - rank, [s for _, _, s in spans])
-    return 1
+    return True
 
 
-def _pick(program: Program, value: fx.Node, selects: list[fx.Node]) -> int:
+def _pick(program: Program, value: fx.Node, selects: list[fx.Node]) -> bool:
     count = int(value.meta["val"].shape[0])
     by_index = {s.args[2]: s for s in selects}
     if any(s.args[1] != 0 for s in selects) or sorted(by_index) != list(range(count)):
-        return 0
+        return False
     order = {node: i for i, node in enumerate(program.graph.nodes)}
     before = min(selects, key=order.__getitem__)
     split = program.call(before, aten.split_with_sizes.default, (value, [1] * count, 0), like=before)
     for index, old in sorted(by_index.items()):
         piece = program.call(before, operator.getitem, (split, index), like=old)
         old.replace_all_uses_with(program.call(before, aten.squeeze.dim, (piece, 0), like=old))
-    return 1
+    return True

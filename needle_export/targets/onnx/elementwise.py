@@ -197,12 +197,21 @@ def split(b: Builder, n: fx.Node) -> None:
     dim %= len(logical)
     inner = b.numel(logical[dim + 1 :])
     ref = b.ref(value)
+    if b.rows == 1 and len(sizes) > 2:
+        # One reshape before the cut instead of one behind each piece.
+        flat_dims = tuple(d for i, d in enumerate(logical) if d != 1 or i == dim)
+        dims = flat_dims if dim == 0 else (1, b.numel(logical))
+        ref = Ref(b.shaped(ref, dims), dims)
     lengths = [s * inner for s in sizes]
     # At T = 1 a value is one run of elements: any axis that holds it all can be cut.
     axis = next((i for i, d in enumerate(ref.dims) if d == sum(lengths) == b.numel(ref.dims)), None)
+    if axis is None and b.rows == 1 and dim == 0:
+        axis, lengths = 0, list(sizes)
     if axis is None and b.rows == 1 and ref.dims == (1, logical[dim], 1, inner) and len(logical) == 3:
         axis, lengths = 1, list(sizes)
-    if b.rows is None or axis is None:
+    if b.rows is None and None in logical[dim + 1 :]:
+        ref, axis, lengths = Ref(b.shaped(ref, logical), logical), dim, list(sizes)
+    elif b.rows is None or axis is None:
         outer = logical[:dim]
         flat: Dims = (*outer, sum(lengths)) if outer else (sum(lengths),)
         ref, axis = Ref(b.shaped(ref, flat), flat), len(flat) - 1

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
+from torch import fx
 
 from needle_export.errors import Unsupported
 from needle_export.graph.program import Program
 from needle_export.targets.onnx import attention, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
+from needle_export.targets.onnx.contract import Port
 from needle_export.targets.onnx.store import WeightFile
 
 _LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
 #: ONNX IR version that came with an opset.
 _IR_VERSION = {21: 10, 23: 11, 24: 12}
-
-
-@dataclass(frozen=True)
-class Port:
-    """One input or output of the ONNX graph: its name there, shape (names are symbolic sizes) and dtype."""
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: str
-    doc: str
 
 
 def lower(
@@ -40,13 +31,11 @@ def lower(
     half: bool,
     data_name: str,
     metadata: Mapping[str, str],
-    inner_outputs: bool = False,
 ) -> ir.Model:
     """Lower a program; weights go to ``store``.
 
     Args:
         inputs, outputs: ports by the program's input and output names.
-        inner_outputs: also give the stream after each block as an output ``stream_NN``.
 
     Raises:
         Unsupported: an op that has no lowering, by name.
@@ -67,7 +56,8 @@ def lower(
                 dims = tuple(d if isinstance(d, int) else None for d in port.shape)
             b.env[node] = Ref(value, dims)
             graph_inputs.append(value)
-    results = ()
+    results: tuple[fx.Node, ...] = ()
+    streams = {node: index for index, node in program.streams.items()}
     for node in program.graph.nodes:
         if node.op == "output":
             results = tuple(node.args[0])
@@ -77,16 +67,15 @@ def lower(
                 raise Unsupported(f"{node.target} has no ONNX lowering", where=node.name)
             b.at(node)
             lowering(b, node)
+            if node in streams:
+                # A stable name, by which verification finds the stream behind a block.
+                b.ref(node).value.name = f"stream_{streams[node]:02d}"
     graph_outputs = []
     for result, output in zip(results, program.outputs, strict=True):
         port = outputs[output]
         ref = b.ref(result)
         value = b.get(result) if output in ("logits", "token_history_next") else ref.value
         graph_outputs.append(_output(b, value, port))
-    if inner_outputs:
-        for index, node in sorted(program.streams.items()):
-            port = Port(f"stream_{index:02d}", tuple(d or "T" for d in b.dims_of(node)), "float", "")
-            graph_outputs.append(_output(b, b.op("Identity", b.get(node)), port))
     imports = {"": opset}
     if any(n.domain == MICROSOFT for n in b.nodes):
         imports[MICROSOFT] = 1

@@ -62,6 +62,10 @@ class WeightFile:
         self._by_content[key] = stored
         return stored
 
+    def flush(self) -> None:
+        """Let readers of the file see everything that was added."""
+        self._file.flush()
+
     def close(self) -> None:
         """Flush and close."""
         self._file.close()

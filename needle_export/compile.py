@@ -1,0 +1,203 @@
+"""One checkpoint on its way to fused programs, and the reference that they are held against."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from needle_export.checkpoint.checkpoint import Checkpoint
+from needle_export.config.progress import Progress
+from needle_export.graph.passes import Left, pipeline
+from needle_export.graph.program import Program
+from needle_export.graph.promises import check, first_missing, promises
+from needle_export.graph.trace import trace
+from needle_export.measure import parity
+from needle_export.model.network import Needle
+from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
+from needle_export.model.step import Step, parameter_sources
+from needle_export.report.schema import Fusion, LeftUnfused
+from needle_export.targets.base import StoredWeight
+
+log = logging.getLogger(__name__)
+
+#: Longest prefill chunk; a ring shortens it to its own length.
+MAX_CHUNK = 128
+
+
+class InnerRunner(Protocol):
+    """A runner that shows the streams between blocks."""
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+
+    def feed(self, tokens: NDArray[np.int64]) -> Any:
+        """Append tokens."""
+
+    def streams(self) -> dict[int, NDArray[np.float32]]:
+        """Streams of the last call."""
+
+
+class Compiler:
+    """Holds the reference model, makes fused programs of it, and answers for both.
+
+    Args:
+        checkpoint: sliced and merged.
+        context: positions that the caches hold.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, context: int, progress: Progress) -> None:
+        self.checkpoint = checkpoint
+        self.context = context
+        self.progress = progress
+        self.states: tuple[StateSpec, ...] = state_specs(checkpoint.geometry, context)
+        rings = [s.shape[0] for s in self.states if s.ring]
+        self.ring_rows = min(rings, default=0)
+        self.max_chunk = max(2, min([context, MAX_CHUNK, *rings]))
+        self.fold_into_matrices = False
+        self.scheme_loss: dict[str, float] | None = None
+        self.halves: list[tuple[str, int]] = []
+        self.places: dict[str, list[tuple[str, int]]] = {}
+        self.left: list[Left] = []
+        with progress.stage("load the reference"):
+            self.net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations).eval()
+
+    # --- programs ----------------------------------------------------------------------------------
+
+    def program(self, rows: int | None) -> Program:
+        """Trace the cached step at T = rows (None: symbolic) and run all passes."""
+        geometry = self.checkpoint.geometry
+        step = Step(self.net, self.context)
+        phase = "prefill" if rows is None else "decode"
+        with self.progress.stage(f"trace {phase}"):
+            program = trace(step, empty_state(self.states), parameter_sources(step), rows, self.max_chunk)
+        engram = (geometry.engram_conv_taps,) if geometry.engram_layers else ()
+        orders = geometry.engram_orders if geometry.engram_layers else ()
+        passes = pipeline((geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices)
+        places: list[tuple[str, int]] = []
+        with self.progress.stage(f"rewrite {phase}", len(passes)) as task:
+            for one in passes:
+                fired = one.run(program)
+                log.debug("%s: %s fired %s", phase, one.name, fired.counts)
+                places += fired.places
+                self.left += fired.left
+                task.advance()
+        self.places[phase] = places
+        program.graph.lint()
+        return program
+
+    def check_promises(self) -> None:
+        """Raise FusionFailed where a promised rewrite fired too seldom in either phase."""
+        for places in self.places.values():
+            check(self.checkpoint.geometry, Counter(n for n, _ in places), places, self.left)
+
+    def fusions(self) -> dict[str, Fusion]:
+        """Expected and made, by rewrite; the lower count where the phases differ."""
+        layers = self.checkpoint.geometry.num_layers
+        owed = promises(self.checkpoint.geometry)
+        counts = [Counter(n for n, _ in places) for places in self.places.values()]
+        table = {}
+        for name in [*owed, *sorted({n for c in counts for n in c} - set(owed))]:
+            fused = min(c[name] for c in counts)
+            expected = owed[name].total(layers) if name in owed else fused
+            left = tuple(
+                LeftUnfused(x.layer if x.layer >= 0 else None, x.node, x.reason)
+                for x in self.left
+                if x.op == name and (name not in owed or fused < expected)
+            )
+            table[name] = Fusion(expected + (len(left) if name not in owed else 0), fused, left)
+        return table
+
+    def missing_layer(self, name: str) -> int | None:
+        """The first layer that lacks a rewrite in decode, or None."""
+        owed = promises(self.checkpoint.geometry)[name]
+        return first_missing(name, owed, self.checkpoint.geometry.num_layers, self.places["decode"])
+
+    def notes(self) -> list[str]:
+        """What the rewrites did that a reader of node counts should know."""
+        if any(name == "drop_unread_mixing" for name, _ in self.places.get("decode", [])):
+            return ["the last block's lane mixing is left out: the mean over lanes that follows does not depend on it"]
+        return []
+
+    def state_bytes(self) -> tuple[int, dict[str, int]]:
+        """Bytes of state at the context: total and by part."""
+        parts = state_bytes(self.states)
+        total = parts.pop("total")
+        return total, parts
+
+    # --- the reference -----------------------------------------------------------------------------
+
+    def use_stored_weights(self, weights: Iterable[StoredWeight]) -> None:
+        """Round the reference's weights as the artifact's are, and measure what that costs."""
+        halves = sorted({(s.source, s.layer) for w in weights if w.dtype == "float16" for s in w.shares})
+        self._round(halves)
+
+    def use_recorded_halves(self, halves: Any) -> None:
+        """As :meth:`use_stored_weights`, from a report's record."""
+        self._round([(str(source), int(layer)) for source, layer in halves or []])
+
+    def _round(self, halves: list[tuple[str, int]]) -> None:
+        self.halves = halves
+        if not halves:
+            return
+        step = Step(self.net, self.context)
+        sources = parameter_sources(step)
+        wanted = set(halves)
+        probe = torch.from_numpy(parity.draw(self.checkpoint.geometry.vocab_size, self.context, 7, 0)[-1][0])
+        with torch.inference_mode():
+            before = self.net(probe.unsqueeze(0))[0].numpy()
+            for path, value in (*step.named_parameters(), *step.named_buffers()):
+                source = sources.get(path)
+                if source is not None and (source[0], source[2]) in wanted:
+                    value.copy_(value.half().float())
+            after = self.net(probe.unsqueeze(0))[0].numpy()
+        self.scheme_loss = {
+            "max_abs": float(np.abs(before - after).max()),
+            "kl": float(parity.kl(before, after).mean()),
+            "argmax_equal": float((before.argmax(-1) == after.argmax(-1)).mean()),
+        }
+
+    def reference(self, seed: int) -> list[parity.Case]:
+        """Seeded sequences with the reference's logits (uncached) and its state at their ends."""
+        cases = []
+        drawn = parity.draw(self.checkpoint.geometry.vocab_size, self.context, seed, self.ring_rows)
+        with self.progress.stage("run the reference", len(drawn)) as task, torch.inference_mode():
+            for tokens, prompt in drawn:
+                sequence = torch.from_numpy(tokens)
+                logits = self.net(sequence.unsqueeze(0))[0].numpy()
+                cases.append(parity.Case(tokens, prompt, logits, logits.argmax(-1), self._state(sequence)))
+                task.advance()
+        return cases
+
+    def _state(self, tokens: torch.Tensor) -> dict[str, NDArray[Any]]:
+        state = empty_state(self.states)
+        chunk = min([len(tokens), *([self.ring_rows] if self.ring_rows else [])])
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[start : start + chunk]
+            _, state = self.net.step(piece, torch.tensor([start]), state, self.context)
+        rows = len(tokens)
+        return {s.name: (state[s.name][:rows] if s.cache else state[s.name]).numpy() for s in self.states}
+
+    def locate(self, runner: InnerRunner, case: parity.Case, tolerance: float) -> str:
+        """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
+        with torch.inference_mode():
+            streams = self.net.streams(torch.from_numpy(case.tokens))[1:]
+        for phase, at in (("prefill", slice(0, case.prompt)), ("decode", slice(case.prompt, case.prompt + 1))):
+            if phase == "prefill":
+                runner.reset()
+            runner.feed(case.tokens[at])
+            found = runner.streams()
+            for index, stream in enumerate(streams):
+                want = stream[at].numpy()
+                if index not in found:
+                    continue
+                worst = float(np.abs(found[index].reshape(want.shape) - want).max()) / max(1.0, float(np.abs(want).max()))
+                # Written so that NaN counts as a deviation.
+                if not worst <= tolerance:
+                    return f"in {phase}, block {index} (by {worst:.1e} of the stream's range)"
+        return "behind the last block that shows its stream: in the last block, the final norm or the head"

@@ -1,0 +1,84 @@
+"""How often each rewrite must fire on a model, and what it means when one doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from needle_export.checkpoint.geometry import Geometry
+from needle_export.errors import FusionFailed
+from needle_export.graph.passes.base import Left
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Expected firings of one rewrite: so many in every layer, and so many more outside or in some."""
+
+    per_layer: int
+    extra: int
+
+    def total(self, layers: int) -> int:
+        """Expected firings in a model of this depth."""
+        return self.per_layer * layers + self.extra
+
+
+def promises(geometry: Geometry) -> dict[str, Promise]:
+    """What the passes owe a model of this geometry."""
+    sites = len(geometry.engram_layers)
+    taps = int(geometry.qkv_conv_taps > 1)
+    owed = {
+        "cached_attention": Promise(1, 0),
+        # Stream, block input, query, key, attention output, MLP input; the final norm; input and key at a site.
+        "rms_norm": Promise(6, 1 + 2 * sites),
+        "rotary": Promise(2, 0),
+        "sinkhorn": Promise(1, 0),
+        "causal_taps": Promise(taps, min(sites, 1)),
+        "kronecker": Promise(3, 0),
+        "scaled_linear": Promise(3, 0),
+        "lane_read": Promise(1, 0),
+        "lane_write": Promise(1, 0),
+        "ngram_rows": Promise(0, min(sites, 1)),
+        "row_dot": Promise(0, sites),
+        "merge_projections": Promise(1, min(sites, 1)),
+        "join_heads": Promise(1, 0),
+        "cancel_residual": Promise(1, 0),
+        "fold_gates": Promise(1, 0),
+    }
+    return {name: p for name, p in owed.items() if p.per_layer or p.extra}
+
+
+def check(
+    geometry: Geometry, counts: Mapping[str, int], places: Iterable[tuple[str, int]], left: Iterable[Left]
+) -> None:
+    """Compare what fired with what is owed.
+
+    Args:
+        counts: firings by rewrite.
+        places: (rewrite, layer) of every firing.
+        left: places looked at and refused, most promising first.
+
+    Raises:
+        FusionFailed: naming the rewrite, the first layer that lacks it and the reason.
+    """
+    where = list(places)
+    refusals = list(left)
+    for name, promise in promises(geometry).items():
+        expected, fired = promise.total(geometry.num_layers), counts.get(name, 0)
+        if fired >= expected:
+            continue
+        layer = first_missing(name, promise, geometry.num_layers, where)
+        reason = next((x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it")
+        spot = f"block {layer}" if layer is not None else "the model"
+        raise FusionFailed(
+            f"{name} was promised {expected} times and fired {fired}: in {spot}, {reason}",
+            where=name,
+            fix="nothing was published; report the checkpoint's geometry with this message",
+        )
+
+
+def first_missing(
+    name: str, promise: Promise, layers: int, places: Iterable[tuple[str, int]]
+) -> int | None:
+    """The first layer in which a rewrite fired less often than in every layer it should, or None."""
+    found = [layer for op, layer in places if op == name]
+    return next((i for i in range(layers) if found.count(i) < promise.per_layer), None)

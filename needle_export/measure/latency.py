@@ -1,0 +1,130 @@
+"""Time an artifact in a process of its own, so that load time and memory are its own too."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export.errors import BadInput
+
+#: Repetitions of a prompt and of the decode loop's warm-up.
+_PROMPT_RUNS, _WARM_UP = 3, 4
+
+
+class Session(Protocol):
+    """The part of a runner that is timed."""
+
+    context: int
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+
+    def feed(self, tokens: NDArray[np.int64]) -> Any:
+        """Append tokens."""
+
+
+def host() -> str:
+    """This machine in words: processor, cores that this process may use, system."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name} ({platform.machine()}), {cores} cores, {platform.system()}"
+
+
+def time_session(open_session: Callable[[], Session], vocab: int, steps: int, prompts: tuple[int, ...]) -> dict[str, Any]:
+    """Load, first token, prompts and decode of one session; milliseconds and bytes.
+
+    Args:
+        open_session: opens the artifact; its time is the load time.
+        steps: decode steps to time.
+        prompts: prompt lengths; those that leave no room in the context are left out.
+    """
+    start = time.perf_counter()
+    session = open_session()
+    load = time.perf_counter() - start
+    rng = np.random.default_rng(0)
+
+    def tokens(count: int) -> NDArray[np.int64]:
+        return rng.integers(1, vocab, count, dtype=np.int64)
+
+    def timed(what: NDArray[np.int64]) -> float:
+        begin = time.perf_counter()
+        session.feed(what)
+        return (time.perf_counter() - begin) * 1e3
+
+    first = timed(tokens(1))
+    prefill = []
+    for length in (p for p in prompts if p <= session.context):
+        runs = []
+        for _ in range(_PROMPT_RUNS + 1):
+            session.reset()
+            runs.append(timed(tokens(length)))
+        median = float(np.median(runs[1:]))
+        prefill.append({"tokens": length, "ms_p50": median, "tokens_per_s": length / median * 1e3})
+    session.reset()
+    # Start where the measured steps straddle the middle of what the context has room for.
+    room = max(0, session.context - steps - _WARM_UP)
+    before = min(room, 192)
+    if before:
+        session.feed(tokens(before))
+    count = min(steps, max(1, session.context - before - _WARM_UP))
+    warm = min(_WARM_UP, session.context - before - count)
+    for _ in range(warm):
+        session.feed(tokens(1))
+    times = [timed(tokens(1)) for _ in range(count)]
+    p50, p95 = (float(np.percentile(times, q)) for q in (50, 95))
+    return {
+        "load_ms": load * 1e3,
+        "first_ms": first,
+        "prefill": prefill,
+        "decode": {"ms_p50": p50, "ms_p95": p95, "tokens_per_s": 1e3 / p50, "position": before + warm},
+        "peak_rss_bytes": peak_rss(),
+    }
+
+
+def peak_rss() -> int | None:
+    """This process's highest resident size in bytes, or None where the system doesn't tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
+def measure(
+    target: str, folder: Path, vocab: int, *, threads: int, steps: int, prompts: tuple[int, ...]
+) -> dict[str, Any]:
+    """Time an artifact in a fresh process.
+
+    Raises:
+        BadInput: the process failed; its last words are in the message.
+    """
+    request = {
+        "target": target, "folder": str(folder), "vocab": vocab,
+        "threads": threads, "steps": steps, "prompts": list(prompts),
+    }
+    process = subprocess.run(
+        [sys.executable, "-m", "needle_export.measure.worker", json.dumps(request)],
+        capture_output=True, text=True, check=False,
+    )
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise BadInput(f"measuring failed: {last[:300]}", where=str(folder))
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result

@@ -1,0 +1,236 @@
+"""Does the artifact compute what the reference computes?
+
+Prompts are drawn from a seed. Each is prefilled in one go, then tokens are forced one by one, so that a
+deviation can't hide behind the text that it leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export.errors import VerificationFailed
+
+Floats = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+
+#: Decode steps after each prompt.
+STEPS = 64
+
+#: Prompt lengths: a few tokens, a chunk, more than a chunk.
+PROMPTS = (5, 37, 150)
+
+#: Logit columns that are kept for a later verification, besides each position's best.
+KEPT_COLUMNS = 128
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest deviations allowed, and why that much."""
+
+    logits: float
+    state: float
+    reason: str
+
+
+#: By weight scheme. Nothing here is loosened for one checkpoint.
+TOLERANCES = {
+    "fp32": Tolerance(1e-4, 1e-4, "float32 on both sides; sums are taken in another order"),
+    "fp16": Tolerance(1e-4, 1e-4, "the same halves on both sides, widened to float32 before any arithmetic"),
+}
+
+
+class Session(Protocol):
+    """The part of a runner that a comparison needs."""
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+
+    def feed(self, tokens: Tokens) -> Floats:
+        """Append tokens [T]; logits [T, V]."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """State by name."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sequence: a prompt to prefill and tokens to force, and what the reference says.
+
+    Attributes:
+        tokens: [N] the whole sequence.
+        prompt: how many of them are the prompt.
+        logits: [N, V] of the reference, or [N, len(columns)] where only columns are kept.
+        best: [N] the reference's most likely next token.
+        state: of the reference at the end, by name; empty where it isn't compared.
+    """
+
+    tokens: Tokens
+    prompt: int
+    logits: Floats
+    best: Tokens
+    state: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def draw(vocab: int, context: int, seed: int, ring_rows: int, first: int = 1) -> list[tuple[Tokens, int]]:
+    """Seeded sequences and their prompt lengths; where caches wrap, one that wraps them.
+
+    Args:
+        ring_rows: rows of the smallest ring, 0 if nothing wraps.
+        first: the smallest token id drawn (0 is padding).
+    """
+    rng = np.random.default_rng(seed)
+    steps = min(STEPS, max(1, context // 2))
+    lengths = [n for n in PROMPTS if n + steps <= context] or [max(1, context - steps)]
+    if ring_rows and ring_rows + 9 + steps <= context:
+        lengths.append(ring_rows + 9)
+    return [(rng.integers(first, vocab, n + steps, dtype=np.int64), n) for n in lengths]
+
+
+@dataclass
+class Measured:
+    """Deviations summed over cases."""
+
+    max_abs: float = 0.0
+    state_max_abs: float = 0.0
+    error: float = 0.0
+    signal: float = 0.0
+    kl: float = 0.0
+    kl_max: float = 0.0
+    positions: int = 0
+    steps: int = 0
+    argmax_equal: int = 0
+    top5_equal: int = 0
+    distinct: set[int] = field(default_factory=set)
+    prompts: list[int] = field(default_factory=list)
+    sampled: int | None = None
+
+    def table(self, tolerance: Tolerance) -> dict[str, Any]:
+        """The numbers for the report."""
+        return {
+            "max_abs": self.max_abs,
+            "state_max_abs": self.state_max_abs,
+            "sqnr_db": None if self.error == 0 else 10 * float(np.log10(self.signal / self.error)),
+            "kl": self.kl / max(self.positions, 1),
+            "kl_max": self.kl_max,
+            "positions": self.positions,
+            "prompts": self.prompts,
+            "steps": self.steps,
+            "argmax_equal": self.argmax_equal,
+            "top5_equal": self.top5_equal,
+            "distinct_predictions": len(self.distinct),
+            "columns_compared": self.sampled,
+            "tolerance": {"logits": tolerance.logits, "state": tolerance.state, "reason": tolerance.reason},
+        }
+
+
+def compare(
+    session: Session, cases: Sequence[Case], columns: NDArray[np.int64] | None, done: Callable[[int], None]
+) -> Measured:
+    """Run all cases and measure; ``columns`` are the kept ones, or None for all.
+
+    Decode steps are compared one by one, prompts position by position.
+    """
+    total = Measured(sampled=None if columns is None else len(columns))
+    for case in cases:
+        session.reset()
+        parts = [session.feed(case.tokens[: case.prompt])]
+        parts += [session.feed(case.tokens[i : i + 1]) for i in range(case.prompt, len(case.tokens))]
+        got = np.concatenate(parts)
+        total.prompts.append(case.prompt)
+        _add(total, case, got, columns)
+        for name, want in case.state.items():
+            have = session.state()[name]
+            if have.shape != want.shape:
+                raise VerificationFailed(f"the state has shape {have.shape} instead of {want.shape}", where=name)
+            scale = max(1.0, float(np.abs(want).max(initial=0)))
+            total.state_max_abs = max(total.state_max_abs, float(np.abs(have - want).max(initial=0)) / scale)
+        done(1)
+    return total
+
+
+def _add(total: Measured, case: Case, got: Floats, columns: NDArray[np.int64] | None) -> None:
+    if not np.isfinite(got).all():
+        raise VerificationFailed("the artifact's logits are not finite", where=f"prompt of {case.prompt}")
+    best = got.argmax(-1)
+    seen = got if columns is None else got[:, columns]
+    difference = (seen - case.logits).astype(np.float64)
+    total.max_abs = max(total.max_abs, float(np.abs(difference).max()))
+    total.error += float((difference**2).sum())
+    total.signal += float((case.logits.astype(np.float64) ** 2).sum())
+    total.positions += len(got)
+    total.steps += len(got) - case.prompt
+    forced = slice(case.prompt, None)
+    total.argmax_equal += int((best[forced] == case.best[forced]).sum())
+    total.distinct |= set(case.best.tolist())
+    if columns is None:
+        divergence = kl(case.logits, got)
+        total.kl += float(divergence.sum())
+        total.kl_max = max(total.kl_max, float(divergence.max()))
+        total.top5_equal += int((top(got[forced], 5) == top(case.logits[forced], 5)).all(-1).sum())
+
+
+def kl(reference: Floats, other: Floats) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence KL(reference || other) in nats by position: [N, V] twice -> [N]."""
+    p, q = _log_softmax(reference), _log_softmax(other)
+    # Rounding can make a vanishing divergence negative by an ulp of the sum.
+    return np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
+
+
+def _log_softmax(logits: Floats) -> NDArray[np.float64]:
+    x = logits.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    result: NDArray[np.float64] = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return result
+
+
+def top(logits: Floats, count: int) -> NDArray[np.int64]:
+    """Best token ids in order, [N, count]."""
+    order: NDArray[np.int64] = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    return order
+
+
+def judge(measured: Measured, tolerance: Tolerance) -> str | None:
+    """What is out of tolerance, or None."""
+    if measured.max_abs > tolerance.logits:
+        return f"logits differ by {measured.max_abs:.2e}, more than {tolerance.logits:.0e}"
+    if measured.state_max_abs > tolerance.state:
+        return f"states differ by {measured.state_max_abs:.2e} of their range, more than {tolerance.state:.0e}"
+    if measured.argmax_equal != measured.steps:
+        return f"{measured.steps - measured.argmax_equal} of {measured.steps} predictions differ"
+    return None
+
+
+def pack(cases: Sequence[Case], seed: int) -> dict[str, NDArray[Any]]:
+    """What a later verification needs, as arrays: tokens, best ids, and a seeded sample of logit columns."""
+    vocab = cases[0].logits.shape[1]
+    rng = np.random.default_rng(seed)
+    columns = np.sort(rng.choice(vocab, min(KEPT_COLUMNS, vocab), replace=False)).astype(np.int64)
+    packed: dict[str, NDArray[Any]] = {"columns": columns}
+    for index, case in enumerate(cases):
+        packed[f"tokens_{index}"] = case.tokens.astype(np.int32)
+        packed[f"prompt_{index}"] = np.array(case.prompt, np.int32)
+        packed[f"best_{index}"] = case.best.astype(np.int32)
+        packed[f"logits_{index}"] = case.logits[:, columns]
+    return packed
+
+
+def unpack(packed: dict[str, NDArray[Any]]) -> tuple[list[Case], NDArray[np.int64]]:
+    """The inverse of :func:`pack`: cases with the kept columns only."""
+    cases = []
+    index = 0
+    while f"tokens_{index}" in packed:
+        cases.append(
+            Case(
+                packed[f"tokens_{index}"].astype(np.int64),
+                int(packed[f"prompt_{index}"]),
+                packed[f"logits_{index}"],
+                packed[f"best_{index}"].astype(np.int64),
+            )
+        )
+        index += 1
+    return cases, packed["columns"]

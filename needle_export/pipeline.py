@@ -1,0 +1,339 @@
+"""The whole compile on one page: what runs, in what order, what is handed on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export import __version__
+from needle_export.bundle.publish import publish, stage
+from needle_export.checkpoint.adapter import merge_lora, read_adapter
+from needle_export.checkpoint.checkpoint import Checkpoint, drop_head, read_checkpoint
+from needle_export.checkpoint.geometry import parameter_count
+from needle_export.checkpoint.ladder import slice_ladder
+from needle_export.checkpoint.resolve import resolve
+from needle_export.config.options import BuildOptions
+from needle_export.config.progress import Progress
+from needle_export.errors import BadInput, UsageError, VerificationFailed
+from needle_export.measure import latency, parity
+from needle_export.measure.ledger import ledger_from_parts
+from needle_export.report.schema import (
+    REPORT_NAME,
+    SCHEMA,
+    AdapterInfo,
+    Artifact,
+    CheckpointInfo,
+    FileInfo,
+    KeptFloat,
+    Latency,
+    Nodes,
+    Report,
+    Size,
+    StateBytes,
+    Tool,
+    dump_report,
+    load_report,
+)
+from needle_export.targets import find_target
+from needle_export.targets.base import Compiled, LoweringOptions, Target
+
+if TYPE_CHECKING:
+    from needle_export.compile import Compiler
+
+#: What a later verification compares against, beside the artifact.
+REFERENCE_NAME = "reference.npz"
+
+_BENCH_PROMPTS, _BENCH_STEPS = (64, 256), 64
+
+
+def build(options: BuildOptions, progress: Progress) -> Report:
+    """Read, slice, merge, trace, rewrite, lower, verify, measure, publish.
+
+    Raises:
+        NeedleExportError: whatever stopped it; then nothing was published.
+    """
+    from needle_export.compile import Compiler
+
+    with stage(options.out) as folder:
+        checkpoint, adapters, dropped = load(options, progress)
+        compiler = Compiler(checkpoint, options.context, progress)
+        target = find_target(options.target)
+        lowering = LoweringOptions(
+            options.weights, options.context, options.opset, compiler.max_chunk, _metadata(checkpoint, options)
+        )
+        compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
+        with progress.stage(f"lower to {target.name}"):
+            compiled = target.compile(
+                compiler.program, compiler.states, checkpoint.geometry.head_vocab, folder, lowering
+            )
+        compiler.check_promises()
+        compiler.use_stored_weights(compiled.weights)
+        cases = compiler.reference(options.seed)
+        measured = _verify_new(target, folder, compiler, cases, options, progress)
+        report = Report(
+            SCHEMA,
+            Tool("needle-export", __version__),
+            _checkpoint_info(checkpoint, adapters, dropped),
+            options.recipe(),
+            (_artifact(options, folder, compiler, compiled, measured, dropped),),
+        )
+        if options.bench:
+            report = _with_latency(report, folder, options.threads, _BENCH_STEPS, _BENCH_PROMPTS, progress, options.out)
+        (folder / REPORT_NAME).write_bytes(dump_report(report))
+        publish(folder, options.out)
+    return report
+
+
+def load(options: BuildOptions, progress: Progress) -> tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]:
+    """The checkpoint at the depth asked for with its adapter merged; adapters, and heads dropped for them.
+
+    The adapter was trained on the whole model, so it is merged before the rung is cut.
+    """
+    with progress.stage("read the checkpoint"):
+        checkpoint = read_checkpoint(resolve(options.checkpoint))
+    adapters: tuple[AdapterInfo, ...] = ()
+    dropped: tuple[str, ...] = ()
+    if options.lora is not None:
+        adapter = read_adapter(resolve(options.lora))
+        checkpoint = merge_lora(checkpoint, adapter)
+        adapters = (AdapterInfo(adapter.path_name, adapter.sha256),)
+        if not options.keep_confidence and any(h.name == "confidence" for h in checkpoint.geometry.heads):
+            checkpoint = drop_head(checkpoint, "confidence")
+            dropped = ("confidence",)
+    if options.layers is not None:
+        checkpoint = slice_ladder(checkpoint, options.layers)
+    return checkpoint, adapters, dropped
+
+
+def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
+    """Check a published folder: its files' hashes, then the artifact in its runtime.
+
+    Without a checkpoint it is compared with what the build recorded of the reference (every position's best
+    token and a sample of logit columns); with one, with the reference itself.
+
+    Raises:
+        VerificationFailed: a file isn't the one described, or the artifact computes something else.
+    """
+    report = load_report(dist)
+    for artifact in report.artifacts:
+        _check_files(dist, artifact)
+        target = find_target(artifact.target)
+        tolerance = parity.TOLERANCES[artifact.weights]
+        if checkpoint is None:
+            cases, columns = _recorded(dist, artifact)
+        else:
+            cases, columns = _recomputed(report, artifact, checkpoint, progress), None
+        runner = target.open(dist)
+        with progress.stage(f"verify {artifact.target}", len(cases)) as task:
+            measured = parity.compare(runner, cases, columns, task.advance)
+        fault = parity.judge(measured, tolerance)
+        if fault:
+            raise VerificationFailed(fault, where=str(dist), fix="build it again, and compare the versions in the report")
+    return report
+
+
+def bench(dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress) -> Report:
+    """The report of a published folder with times measured now, on this machine."""
+    return _with_latency(load_report(dist), dist, threads, steps, prompt, progress, dist)
+
+
+def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
+    """The artifact's own logits for tokens [T]: prefill, and decode for the last up to 64. [T, V]."""
+    report = load_report(dist)
+    if len(report.artifacts) != 1:
+        raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
+    runner = find_target(report.artifacts[0].target).open(dist)
+    forced = min(parity.STEPS, len(tokens) // 2)
+    parts = []
+    with progress.stage("evaluate", len(tokens)) as task:
+        for start in range(0, len(tokens) - forced, runner.max_chunk):
+            chunk = tokens[start : min(start + runner.max_chunk, len(tokens) - forced)]
+            parts.append(runner.feed(chunk))
+            task.advance(len(chunk))
+        for index in range(len(tokens) - forced, len(tokens)):
+            parts.append(runner.feed(tokens[index : index + 1]))
+            task.advance()
+    return np.concatenate(parts)
+
+
+def _verify_new(
+    target: Target, folder: Path, compiler: Compiler, cases: list[parity.Case], options: BuildOptions, progress: Progress
+) -> dict[str, Any]:
+    """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
+    tolerance = parity.TOLERANCES[options.weights]
+    runner = target.open(folder)
+    with progress.stage("verify", len(cases)) as task:
+        measured = parity.compare(runner, cases, None, task.advance)
+    fault = parity.judge(measured, tolerance)
+    if fault:
+        spot = compiler.locate(target.open(folder, inner=True), cases[0], tolerance.logits)
+        raise VerificationFailed(f"{fault}; it goes wrong first {spot}", where=options.target, fix="nothing was published")
+    table = measured.table(tolerance)
+    path = folder / REFERENCE_NAME
+    save_arrays(path, parity.pack(cases, options.seed))
+    table["reference"] = asdict(_file(folder, REFERENCE_NAME))
+    table["scheme_loss"] = compiler.scheme_loss
+    table["halves"] = [list(pair) for pair in compiler.halves]
+    return table
+
+
+def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write an .npz whose bytes depend on the arrays alone (no time stamps)."""
+    import zipfile
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(info, "w") as entry:
+                np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
+    expected = artifact.parity.get("reference", {})
+    path = dist / REFERENCE_NAME
+    if not path.is_file() or _sha256(path) != expected.get("sha256"):
+        raise VerificationFailed(
+            "the recorded reference is missing or changed", where=str(path), fix="give --checkpoint, or build again"
+        )
+    with np.load(path, allow_pickle=False) as archive:
+        return parity.unpack({name: archive[name] for name in archive.files})
+
+
+def _recomputed(report: Report, artifact: Artifact, spec: str, progress: Progress) -> list[parity.Case]:
+    from needle_export.compile import Compiler
+
+    if report.checkpoint.lora:
+        raise UsageError("the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint")
+    recipe = report.options
+    options = BuildOptions(spec, Path(), layers=recipe["layers"], context=recipe["context"], weights=recipe["weights"])
+    checkpoint, _, _ = load(options, progress)
+    if checkpoint.source.sha256 != report.checkpoint.sha256:
+        raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
+    compiler = Compiler(checkpoint, options.context, progress)
+    compiler.use_recorded_halves(artifact.parity.get("halves"))
+    return compiler.reference(recipe["seed"])
+
+
+def _check_files(dist: Path, artifact: Artifact) -> None:
+    for file in artifact.files:
+        path = dist / file.name
+        if not path.is_file():
+            raise VerificationFailed("a file of the artifact is missing", where=str(path), fix="build it again")
+        if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
+            raise VerificationFailed(
+                "this is not the file that the report describes", where=str(path), fix="build it again or copy it again"
+            )
+
+
+def _artifact(
+    options: BuildOptions, folder: Path, compiler: Compiler, compiled: Compiled, table: dict[str, Any],
+    dropped: tuple[str, ...],
+) -> Artifact:
+    files = tuple(_file(folder, name) for name in compiled.files)
+    total = sum(f.bytes for f in files)
+    by_role, overhead = ledger_from_parts(
+        ((w.bytes, [(s.role, s.elements) for s in w.shares]) for w in compiled.weights if w.shares), total
+    )
+    notes = list(compiled.notes) + compiler.notes()
+    heads = [h.name for h in compiler.checkpoint.geometry.heads]
+    if heads:
+        notes.append(f"probe heads are not part of this artifact: {', '.join(heads)}")
+    if dropped:
+        notes.append(f"dropped after merging the adapter, which doesn't train it: {', '.join(dropped)} head")
+    decode = compiled.nodes["decode"]
+    return Artifact(
+        target=options.target,
+        weights=options.weights,
+        status="verified-on-runtime",
+        files=files,
+        size=Size(total, by_role, overhead),
+        fusion=compiler.fusions(),
+        nodes=Nodes(sum(compiled.nodes["prefill"].values()), sum(decode.values()), decode),
+        parity=table,
+        state_bytes=StateBytes(*compiler.state_bytes()),
+        latency=None,
+        kept_float=tuple(KeptFloat(w.name, w.bytes, w.kept_float) for w in compiled.weights if w.kept_float),
+        notes=tuple(notes),
+        io=compiled.io,
+        versions={**compiled.versions, **_versions()},
+    )
+
+
+def _with_latency(
+    report: Report, folder: Path, threads: int, steps: int, prompts: tuple[int, ...], progress: Progress, shown: Path
+) -> Report:
+    command = f"needle-export bench {shown} --threads {threads} --steps {steps} --prompt {','.join(map(str, prompts))}"
+    artifacts = []
+    for artifact in report.artifacts:
+        vocab = report.checkpoint.geometry["out_vocab"] or report.checkpoint.geometry["vocab_size"]
+        with progress.stage(f"measure {artifact.target}"):
+            times = latency.measure(artifact.target, folder, vocab, threads=threads, steps=steps, prompts=prompts)
+        artifacts.append(replace(artifact, latency=_latency(times, threads, command)))
+    return replace(report, artifacts=tuple(artifacts))
+
+
+def _latency(times: dict[str, Any], threads: int, command: str) -> Latency:
+    from needle_export.report.schema import DecodeLatency, PrefillLatency
+
+    return Latency(
+        kind="measured",
+        host=latency.host(),
+        threads=threads,
+        command=command,
+        load_ms=times["load_ms"],
+        first_ms=times["first_ms"],
+        prefill=tuple(PrefillLatency(**p) for p in times["prefill"]),
+        decode=DecodeLatency(**times["decode"]),
+        peak_rss_bytes=times["peak_rss_bytes"],
+    )
+
+
+def _checkpoint_info(checkpoint: Checkpoint, adapters: tuple[AdapterInfo, ...], dropped: tuple[str, ...]) -> CheckpointInfo:
+    source = checkpoint.source
+    return CheckpointInfo(
+        path_name=source.path_name,
+        sha256=source.sha256,
+        format=source.format,
+        random=source.random,
+        geometry=checkpoint.geometry.as_dict(),
+        layers=checkpoint.geometry.num_layers,
+        parent_layers=checkpoint.parent_layers,
+        parameters=parameter_count(checkpoint.geometry),
+        lora=adapters,
+        dropped_heads=dropped,
+    )
+
+
+def _metadata(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
+    return {
+        "needle.tool": f"needle-export {__version__}",
+        "needle.checkpoint.sha256": checkpoint.source.sha256,
+        "needle.checkpoint.random": str(checkpoint.source.random).lower(),
+        "needle.geometry": json.dumps(checkpoint.geometry.as_dict(), sort_keys=True, separators=(",", ":")),
+        "needle.recipe": json.dumps(options.recipe(), sort_keys=True, separators=(",", ":")),
+    }
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import version
+
+    return {"needle-export": __version__, "python": platform.python_version(), "torch": version("torch"),
+            "numpy": version("numpy")}
+
+
+def _file(folder: Path, name: str) -> FileInfo:
+    path = folder / name
+    return FileInfo(name, path.stat().st_size, _sha256(path))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

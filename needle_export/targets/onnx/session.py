@@ -1,0 +1,208 @@
+"""Runs an ONNX artifact in ONNX Runtime: two sessions, caches written in place, prefixes bound.
+
+Needs numpy and onnxruntime only; everything it must know rides in the model's metadata. This is also the
+reference loop for a host: what is bound, to what, and when.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export.errors import BadInput, Unsupported, UsageError
+from needle_export.targets.base import Floats, Tokens
+
+#: Cache rows are bound in multiples of this many, so that shapes stay put for that many steps.
+ROW_STEP = 64
+
+_DTYPES: dict[str, Any] = {"float32": np.float32, "int64": np.int64}
+
+
+class OnnxRunner:
+    """A decoding session.
+
+    Args:
+        folder: of the artifact.
+        threads: intra-op threads.
+        inner: expose the stream after each block (slower; for finding a faulty layer).
+
+    Raises:
+        BadInput: the files aren't an artifact of ours or can't be loaded.
+        Unsupported: onnxruntime isn't installed.
+    """
+
+    def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False) -> None:
+        self.sessions = {
+            phase: open_session(folder / name, threads, inner)
+            for phase, name in (("decode", "decode.onnx"), ("prefill", "prefill.onnx"))
+        }
+        meta = self.sessions["decode"].get_modelmeta().custom_metadata_map
+        try:
+            self.layout: list[dict[str, Any]] = json.loads(meta["needle.state"])
+            self.context = int(meta["needle.context"])
+            self.max_chunk = int(meta["needle.max_chunk"])
+        except (KeyError, ValueError) as fault:
+            raise BadInput(
+                "the model doesn't carry this tool's metadata", where=str(folder), fix="build it again"
+            ) from fault
+        self.vocab = int(self.sessions["decode"].get_outputs()[0].shape[1])
+        self.inner = inner
+        self.position = 0
+        self._streams: dict[int, Floats] = {}
+        self._logits = np.zeros((1, self.vocab), np.float32)
+        self._token, self._at = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the sequence: zero the state."""
+        self.position = 0
+        if not hasattr(self, "caches"):
+            # Small states are read and written in the same step, so they alternate between two buffers.
+            self.caches = {s["name"]: np.zeros((s["rows"], *s["shape"][1:]), np.float32)
+                           for s in self.layout if s["cache"]}
+            self.small = {s["name"]: [np.zeros(s["shape"], _DTYPES[s["dtype"]]) for _ in range(2)]
+                          for s in self.layout if not s["cache"]}
+        self.turn = 0
+        for pair in self.small.values():
+            for buffer in pair:
+                buffer[...] = 0
+        for cache in self.caches.values():
+            cache[...] = 0
+
+    def feed(self, tokens: Tokens) -> Floats:
+        """Append tokens [T]: chunks through prefill, a single one through decode. Logits [T, V]."""
+        if self.position + len(tokens) > self.context:
+            raise UsageError(
+                f"{self.position + len(tokens)} tokens don't fit in a context of {self.context}",
+                fix="build with a larger --context",
+            )
+        parts = []
+        for start in range(0, len(tokens), self.max_chunk):
+            chunk = np.ascontiguousarray(tokens[start : start + self.max_chunk], dtype=np.int64)
+            parts.append(self.decode(int(chunk[0])).copy()[None] if len(chunk) == 1 else self.prefill(chunk))
+        return np.concatenate(parts) if parts else np.zeros((0, self.vocab), np.float32)
+
+    def prefill(self, tokens: Tokens) -> Floats:
+        """One chunk [T], 2 <= T <= max_chunk; logits [T, V]."""
+        logits = np.empty((len(tokens), self.vocab), np.float32)
+        at = np.array([self.position], np.int64)
+        binding = self._bind("prefill", tokens, at, logits)
+        self._run("prefill", binding, len(tokens))
+        return logits
+
+    def decode(self, token: int) -> Floats:
+        """One token; logits [V], valid until the next call."""
+        self._token[0], self._at[0] = token, self.position
+        key = (self._bound_rows(1), self.turn)
+        if key not in self._bindings:
+            self._bindings[key] = self._bind("decode", self._token, self._at, self._logits)
+        self._run("decode", self._bindings[key], 1)
+        logits: Floats = self._logits[0]
+        return logits
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """State by name in the reference's layout; caches cut to the rows in use."""
+        found: dict[str, NDArray[Any]] = {}
+        for spec in self.layout:
+            name = spec["name"]
+            if spec["cache"]:
+                found[name] = self.caches[name][: min(self.position, spec["rows"])]
+            else:
+                value = self.small[name][self.turn]
+                found[name] = value if spec["part"] == "tokens" else value[0].T
+        return found
+
+    def streams(self) -> dict[int, Floats]:
+        """The stream after each block of the last call, [T, n, C]; at T = 1 [n, C]."""
+        return self._streams
+
+    def _bound_rows(self, rows: int) -> int:
+        return -(-(self.position + rows) // ROW_STEP) * ROW_STEP
+
+    def _bind(self, phase: str, tokens: Tokens, at: NDArray[np.int64], logits: Floats) -> Any:
+        binding = self.sessions[phase].io_binding()
+        self._input(binding, "tokens", tokens)
+        self._input(binding, "position", at)
+        rows = self._bound_rows(len(tokens))
+        for spec in self.layout:
+            name = spec["name"]
+            if spec["cache"]:
+                view = self.caches[name][: min(rows, spec["rows"])]
+                self._input(binding, name, view)
+                self._output(binding, f"{name}_next", view)
+            else:
+                self._input(binding, name, self.small[name][self.turn])
+                self._output(binding, f"{name}_next", self.small[name][1 - self.turn])
+        self._output(binding, "logits", logits)
+        if self.inner:
+            for output in self.sessions[phase].get_outputs():
+                if output.name.startswith("stream_"):
+                    binding.bind_output(output.name, "cpu")
+        return binding
+
+    @staticmethod
+    def _input(binding: Any, name: str, array: NDArray[Any]) -> None:
+        binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    @staticmethod
+    def _output(binding: Any, name: str, array: NDArray[Any]) -> None:
+        binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def _run(self, phase: str, binding: Any, rows: int) -> None:
+        self.sessions[phase].run_with_iobinding(binding)
+        if self.inner:
+            values = zip(self.sessions[phase].get_outputs(), binding.get_outputs(), strict=True)
+            self._streams = {
+                int(o.name.removeprefix("stream_")): v.numpy() for o, v in values if o.name.startswith("stream_")
+            }
+        self.position += rows
+        self.turn = 1 - self.turn
+
+
+def open_session(path: Path, threads: int, inner: bool = False) -> Any:
+    """An inference session on one graph file.
+
+    Raises:
+        BadInput: the file is missing, or ONNX Runtime can't load it.
+        Unsupported: onnxruntime isn't installed.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as missing:
+        raise Unsupported(
+            "ONNX Runtime is not installed", fix="install it with: pip install 'needle-export[onnx]'"
+        ) from missing
+    if not path.is_file():
+        raise BadInput("this file of the artifact is missing", where=str(path), fix="build it again")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Bound rows change as the sequence grows; a memory plan per shape would be kept for each.
+    options.enable_mem_pattern = False
+    try:
+        source: Any = _with_streams(path, options) if inner else str(path)
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as fault:  # onnxruntime raises its own, unexported exception types
+        text = str(fault).strip().splitlines()[-1]
+        raise BadInput(f"ONNX Runtime can't load it ({text[:200]})", where=str(path), fix="build it again") from fault
+
+
+def _with_streams(path: Path, options: Any) -> bytes:
+    """The model with the streams between blocks as further outputs; weights stay where they are."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    names = [o for n in model.graph.node for o in n.output if o.startswith("stream_")]
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names)
+    for value in model.graph.output:
+        if value.name in names:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    data: bytes = model.SerializeToString()
+    return data

@@ -1,0 +1,116 @@
+"""The ONNX target: two graphs over one file of weights, for ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from needle_export.targets.base import Compiled, LoweringOptions, StoredWeight, WeightShare
+from needle_export.targets.onnx.contract import (
+    CHUNK_KEY,
+    CONTEXT_KEY,
+    DATA_NAME,
+    FILES,
+    STATE_KEY,
+    describe,
+    ports,
+    state_json,
+)
+from needle_export.targets.onnx.session import OnnxRunner
+
+if TYPE_CHECKING:
+    from needle_export.graph.program import Program
+
+#: What an older opset costs, against the newest profile.
+_COSTS = {
+    23: "opset 23: standard ops only. Caches are read through Attention, which copies keys and values into its own"
+    " layout; convolutions, sums with norms and SiLU are several ops instead of one",
+    21: "opset 21: standard ops only. Norms, rotation and attention are written out, and keys and values are"
+    " transposed every step",
+}
+
+
+class OnnxTarget:
+    """ONNX for ONNX Runtime on CPU."""
+
+    name = "onnx"
+
+    def refuses(self, options: LoweringOptions) -> str | None:
+        """Every combination that the options admit is supported."""
+        return None
+
+    def folds_into_matrices(self, weights: str) -> bool:
+        """Only in float32: a scaled half is not the checkpoint's half any more."""
+        return weights == "fp32"
+
+    def compile(
+        self,
+        program: Callable[[int | None], Program],
+        states: tuple[Any, ...],
+        head_vocab: int,
+        folder: Path,
+        options: LoweringOptions,
+    ) -> Compiled:
+        """Write ``decode.onnx``, ``prefill.onnx`` and ``weights.bin``; see :class:`targets.base.Target`."""
+        import onnx
+        import onnx_ir as ir
+
+        from needle_export.targets.onnx.lower import count_ops, lower
+        from needle_export.targets.onnx.store import WeightFile
+
+        store = WeightFile(folder / DATA_NAME)
+        metadata = {
+            **options.metadata,
+            STATE_KEY: state_json(states),
+            CONTEXT_KEY: str(options.context),
+            CHUNK_KEY: str(options.max_chunk),
+        }
+        nodes: dict[str, dict[str, int]] = {}
+        for phase, rows in (("decode", 1), ("prefill", None)):
+            inputs, outputs = ports(states, head_vocab, rows)
+            model = lower(
+                program(rows),
+                inputs,
+                outputs,
+                store,
+                name=f"needle_{phase}",
+                opset=options.opset,
+                half=options.weights == "fp16",
+                data_name=DATA_NAME,
+                metadata={**metadata, "needle.phase": phase},
+            )
+            store.flush()
+            ir.save(model, folder / FILES[phase])
+            nodes[phase] = count_ops(model)
+            onnx.checker.check_model(str(folder / FILES[phase]))
+        store.close()
+        notes = [_COSTS[options.opset]] if options.opset in _COSTS else []
+        casts = nodes["decode"].get("Cast", 0)
+        if options.weights == "fp16":
+            notes.append(
+                f"fp16 weights, float32 arithmetic: the runtime widens the matrices when it loads them, so {casts}"
+                " Cast nodes of the decode graph never run, and memory is that of float32"
+            )
+        return Compiled(
+            files=[*FILES.values(), DATA_NAME],
+            weights=[
+                StoredWeight(
+                    s.name,
+                    s.length,
+                    s.dtype,
+                    tuple(WeightShare(p.source, p.role, p.layer, p.elements) for p in s.parts),
+                    s.kept_float,
+                )
+                for s in store.stored
+            ],
+            nodes=nodes,
+            notes=notes,
+            io=describe(states, head_vocab, options.context, options.max_chunk),
+            versions={name: version(name) for name in ("onnx", "onnx-ir", "onnxruntime")},
+        )
+
+    def open(self, folder: Path, *, threads: int = 1, inner: bool = False) -> OnnxRunner:
+        """Open an artifact in ONNX Runtime."""
+        return OnnxRunner(folder, threads=threads, inner=inner)
