@@ -17,7 +17,8 @@ def render_markdown(report: Report) -> str:
         lines += [f"> **{escape(warning)}**", ""]
     for artifact in report.artifacts:
         lines += [f"## {escape(f'{artifact.target} {artifact.weights}')}", "", "| | |", "|---|---|"]
-        lines += [f"| **{escape(fact.label)}** | {escape(fact.value)} |" for fact in view.facts(artifact)]
+        lines += [f"| **{escape(fact.label)}** | {escape(fact.value)} |"
+                  for fact in view.facts(report, artifact)]
         lines.append("")
         if artifact.notes:
             lines += ["### Notes", "", *(f"- {escape(note)}" for note in artifact.notes), ""]

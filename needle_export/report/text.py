@@ -26,7 +26,7 @@ def render_text(report: Report, *, color: bool = False, width: int = 100) -> str
         page.warning(warning)
     for artifact in report.artifacts:
         page.heading(f"{artifact.target} {artifact.weights}")
-        page.facts(view.facts(artifact))
+        page.facts(view.facts(report, artifact))
         if artifact.notes:
             page.heading("Notes")
             for note in artifact.notes:
@@ -46,8 +46,9 @@ class Page:
     def __init__(self, *, color: bool, width: int) -> None:
         self._file = io.StringIO()
         self._color = color
+        # Without a height, the environment's TERM would decide about the width.
         self._console = Console(
-            file=self._file, width=max(width, _MIN_WIDTH), force_terminal=color, no_color=not color,
+            file=self._file, width=max(width, _MIN_WIDTH), height=50, force_terminal=color, no_color=not color,
             color_system="standard" if color else None, markup=False, emoji=False, highlight=False,
             legacy_windows=False)
 

@@ -82,7 +82,7 @@ def warnings(report: Report) -> list[str]:
     return out
 
 
-def facts(artifact: Artifact) -> list[Fact]:
+def facts(report: Report, artifact: Artifact) -> list[Fact]:
     """The essential about an artifact: size, whether it is right, how fast it is, what it keeps."""
     good = artifact.status == "verified-on-runtime"
     status = _STATUS[artifact.status]
@@ -96,7 +96,11 @@ def facts(artifact: Artifact) -> list[Fact]:
     if parity := _parity_line(artifact.parity):
         out.append(Fact("parity", parity))
     out += _latency_facts(artifact.latency)
-    out.append(Fact("state", f"{size(artifact.state_bytes.total_bytes)} between steps"))
+    context = report.options.get("context")
+    at = f", for {whole(context)} tokens" if isinstance(context, int) else ""
+    out.append(Fact("state", f"{size(artifact.state_bytes.total_bytes)} between steps{at}"))
+    if report.checkpoint.dropped_heads:
+        out.append(Fact("left out", ", ".join(f"{name} head" for name in report.checkpoint.dropped_heads)))
     missed = {op: f for op, f in artifact.fusion.items() if f.fused < f.expected}
     out.append(Fact("fusion", _fusion_line(artifact.fusion, missed), "bad" if missed else "good"))
     return out
