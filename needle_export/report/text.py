@@ -48,9 +48,9 @@ class Page:
         self._color = color
         # Without a height, the environment's TERM would decide about the width.
         self._console = Console(
-            file=self._file, width=max(width, _MIN_WIDTH), height=50, force_terminal=color, no_color=not color,
-            color_system="standard" if color else None, markup=False, emoji=False, highlight=False,
-            legacy_windows=False)
+            file=self._file, width=max(width, _MIN_WIDTH), height=50, force_terminal=color,
+            no_color=not color, color_system="standard" if color else None, markup=False, emoji=False,
+            highlight=False, legacy_windows=False)
 
     def title(self, text: str) -> None:
         """The first line."""

@@ -32,7 +32,9 @@ _STATUS = {
     "verified-by-evaluator": "verified by our evaluator, not on the runtime",
     "converted-only": "converted only: nothing has run it",
 }
+_RUNTIMES = ("onnxruntime", "ai-edge-litert", "coremltools")
 _MAX_ROWS = 15
+_MAX_ITEMS = 8
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
     """The essential about an artifact: size, whether it is right, how fast it is, what it keeps."""
     good = artifact.status == "verified-on-runtime"
     status = _STATUS[artifact.status]
-    if runtime := artifact.parity.get("runtime"):
-        status += f" ({runtime})"
+    runtimes = [f"{name} {artifact.versions[name]}" for name in _RUNTIMES if name in artifact.versions]
+    if good and runtimes:
+        status += f" ({', '.join(runtimes)})"
     files, total = plural(len(artifact.files), "file"), artifact.size.total_bytes
     out = [
         Fact("size", f"{size(total)} ({whole(total)} bytes, {files})"),
@@ -117,8 +120,8 @@ def sections(report: Report, artifact: Artifact) -> list[Section]:
 def _parity_line(parity: Mapping[str, Any]) -> str:
     """The comparison in one line, of whatever numbers are there; the format leaves them free."""
 
-    def number(key: str) -> float | None:
-        value = parity.get(key)
+    def number(key: str, values: object = parity) -> float | None:
+        value = values.get(key) if isinstance(values, Mapping) else None
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     parts = []
@@ -126,7 +129,7 @@ def _parity_line(parity: Mapping[str, Any]) -> str:
         steps = number("steps")
         parts.append(f"{equal:.0f}{'' if steps is None else f' of {steps:.0f}'} next tokens equal")
     if (error := number("max_abs")) is not None:
-        limit = number("tolerance")
+        limit = number("logits", parity.get("tolerance"))
         allowed = "" if limit is None else f" (allowed {small(limit)})"
         parts.append(f"largest logit error {small(error)}{allowed}")
     if (sqnr := number("sqnr_db")) is not None:
@@ -274,5 +277,6 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(item)}" for key, item in sorted(value.items()))
     if isinstance(value, (list, tuple)):
-        return ", ".join(_shown(item) for item in value)
+        more = [] if len(value) <= _MAX_ITEMS else [f"and {len(value) - _MAX_ITEMS} more"]
+        return ", ".join([*(_shown(item) for item in value[:_MAX_ITEMS]), *more])
     return str(value)
