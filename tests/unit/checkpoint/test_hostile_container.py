@@ -153,6 +153,31 @@ def test_truncation_anywhere(good: bytes, tmp_path: Path) -> None:
         assert outcome(good[:length], tmp_path / "m.cact")
 
 
+def field_position(record: int, field: str) -> int:
+    return DIRECTORY + record * RECORD_BYTES + sizes_of(RECORD_FIELDS.index(field))[0]
+
+
+def test_blobs_past_the_end_of_the_file(good: bytes, tmp_path: Path) -> None:
+    tokenizer = struct.unpack_from("<I", good, 4)[0] - 1
+    position = field_position(tokenizer, "nbytes")
+    nbytes = struct.unpack_from("<Q", good, position)[0]
+    for wrong in (nbytes + 1, MAX_U64, 1 << 40):
+        sentence = outcome(patched(good, position, struct.pack("<Q", wrong)), tmp_path / "m.cact")
+        assert f"record {tokenizer} field nbytes" in sentence and "past the end" in sentence
+    plain = container_bytes(GEOMETRY, make_sample(GEOMETRY, 0))
+    assert "past the end" in outcome(plain[:-1], tmp_path / "m.cact")
+
+
+def test_blobs_that_share_bytes(good: bytes, tmp_path: Path) -> None:
+    first, second = (struct.unpack_from("<Q", good, field_position(record, "offset"))[0] for record in (2, 3))
+    for record, wrong in ((3, first), (3, second - 64)):
+        data = patched(good, field_position(record, "offset"), struct.pack("<Q", wrong))
+        assert "inside another tensor" in outcome(data, tmp_path / "m.cact")
+    for record, wrong in ((3, second + 64), (2, second)):
+        data = patched(good, field_position(record, "offset"), struct.pack("<Q", wrong))
+        assert "field offset" in outcome(data, tmp_path / "m.cact")
+
+
 def test_the_untouched_container_loads(good: bytes, tmp_path: Path) -> None:
     assert outcome(good, tmp_path / "m.cact") == ""
 

@@ -152,6 +152,9 @@ def test_what_does_not_exist(hub: tuple[type[Hub], str], tmp_path: Path) -> None
     assert "no main branch" in ask("hf:o/bare", endpoint, tmp_path)
     handler.missing_code["o/broken"] = (500, "")
     assert ask("hf:o/broken", endpoint, tmp_path).startswith("Unsupported hf:o/broken: it isn't in the cache")
+    # After a failure on the wire the other default names are looked up in the cache only.
+    assert {request.rsplit("/main/", 1)[1] for request in handler.requests if "broken" in request} == {
+        "checkpoints/needle3.safetensors"}
 
 
 def test_offline_and_not_cached(hub: tuple[type[Hub], str], tmp_path: Path) -> None:

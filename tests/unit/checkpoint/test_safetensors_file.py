@@ -171,6 +171,31 @@ def test_damaged_entries_are_refused_by_name(change: Callable[[Header], Any], go
     assert "attn_gate" in sentence or "data_offsets" in sentence
 
 
+def test_ranges_outside_the_file_and_over_each_other(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    for start, stop in ((10**9, 10**9 + 6), (6, 0), (2**62, 2**62 + 6)):
+        header, body = split(good)
+        header[NAME]["data_offsets"] = [start, stop]
+        assert "lie outside" in outcome(joined(header, body), path)
+    header, body = split(good)
+    header[NAME]["data_offsets"] = [0, 6]
+    assert "overlap" in outcome(joined(header, body), path)
+    header, body = split(good)
+    begin, end = header[NAME]["data_offsets"]
+    del header[NAME]
+    assert f"gap of {end - begin} bytes" in outcome(joined(header, body), path)
+
+
+def test_bfloat16_is_the_upper_half_of_float32(tmp_path: Path) -> None:
+    tensors = make_sample(SMALL, 0)
+    write_checkpoint(tmp_path / "m", SMALL, tensors, dtype="bfloat16")
+    checkpoint = read_checkpoint(tmp_path / "m")
+    for name, array in tensors.items():
+        read = checkpoint.tensors[name]
+        assert read.dtype == np.float32 and not np.any(read.view(np.uint32) & 0xFFFF)
+        np.testing.assert_allclose(read, array, rtol=2**-8, atol=1e-38)
+
+
 @pytest.mark.parametrize(("header", "words"), [
     (b"", "isn't a JSON object"),
     (b"[]", "isn't a JSON object"),
