@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +20,7 @@ def read_tokens(path: Path, report: Report) -> NDArray[np.int64]:
         BadInput: when the file isn't a .npy of whole numbers [T], is empty, has an id outside the
             vocabulary, or more ids than the built context.
     """
-    try:
-        # Mapped, so that a header can't claim more memory than the file has; never unpickled.
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise BadInput("there is no such file", where=str(path), fix="check the path") from None
-    except OSError as error:
-        raise BadInput(f"the file can't be read ({error.strerror})", where=str(path)) from None
-    except (ValueError, EOFError, OverflowError):
-        raise BadInput("this isn't a .npy file of numbers", where=str(path),
-                       fix="write one with numpy.save") from None
-    if not isinstance(ids, np.ndarray):  # an .npz archive
-        raise BadInput("this is an archive of several arrays", where=str(path),
-                       fix="write one array with numpy.save")
+    ids = _mapped(path)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BadInput(f"the array is {ids.dtype} {list(ids.shape)}, not whole numbers [T]", where=str(path))
     vocabulary = _number(report.checkpoint.geometry, "vocab_size", "checkpoint.geometry")
@@ -45,6 +34,24 @@ def read_tokens(path: Path, report: Report) -> NDArray[np.int64]:
         raise BadInput(f"id {ids[first]} at position {first} is outside the vocabulary of {vocabulary}",
                        where=str(path))
     return np.array(ids, np.int64)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array in a .npy file, mapped, so that a header can't claim more memory than the file has."""
+    try:
+        with path.open("rb") as handle:
+            start = handle.read(len(np.lib.format.MAGIC_PREFIX))
+    except FileNotFoundError:
+        raise BadInput("there is no such file", where=str(path), fix="check the path") from None
+    except OSError as error:
+        raise BadInput(f"the file can't be read ({error.strerror})", where=str(path)) from None
+    if start != np.lib.format.MAGIC_PREFIX:
+        raise BadInput("this isn't a .npy file", where=str(path), fix="write one with numpy.save")
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # the header is parsed as Python source, and fails in as many ways
+        raise BadInput("the .npy file is damaged or holds no numbers", where=str(path),
+                       fix="write it again with numpy.save") from None
 
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:

@@ -131,7 +131,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("needle-export", cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="needle-export", message="%(prog)s %(version)s")
 def program() -> None:
     """Turns Needle 3 checkpoints into verified, fused on-device models, and reports what they weigh and

@@ -266,7 +266,7 @@ def _pairs(name: str, values: Mapping[str, Any]) -> Section:
 
 
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or (isinstance(value, (Mapping, list, tuple)) and not value):
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"

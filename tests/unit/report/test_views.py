@@ -95,8 +95,8 @@ def test_a_report_may_be_nearly_empty(view: Callable[[Report], str]) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_free_form_values_of_any_type_do_no_harm(view: Callable[[Report], str]) -> None:
-    parity = {"max_abs": "tiny", "sqnr_db": None, "argmax_equal": True, "steps": [1], "tolerance": {"logits": "x"},
-              "many": list(range(100))}
+    parity = {"max_abs": "tiny", "sqnr_db": None, "argmax_equal": True, "steps": [1],
+              "tolerance": {"logits": "x"}, "many": list(range(100))}
     text = plain(view(make_report(make_artifact(parity=parity), options={"context": "long"})))
     assert "sqnr_db" in text
     assert "none" in text
