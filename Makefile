@@ -1,0 +1,68 @@
+# Everything lives in .venv and build/. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+QUIET ?= --quiet
+DEMO := build/demo
+
+# The stamps say how far the venv is set up; a changed pyproject.toml makes them stale.
+VENV_STAMP := $(VENV)/.stamp-venv
+ONNX_STAMP := $(VENV)/.stamp-onnx
+FULL_STAMP := $(VENV)/.stamp-full
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-slow lint type bench clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with; QUIET= shows pip's output."
+
+setup: $(FULL_STAMP) ## Make .venv with everything that the tests need
+
+demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print its report
+	@mkdir -p $(DEMO)
+	$(BIN)/needle-export sample $(DEMO)/small.safetensors --geometry small --layers 5
+	$(BIN)/needle-export build $(DEMO)/small.safetensors --target onnx --context 128 --out $(DEMO)/dist --quiet
+	$(BIN)/needle-export report $(DEMO)/dist
+
+test: $(FULL_STAMP) ## Run the tests, without those marked slow
+	$(BIN)/python -m pytest
+
+test-slow: $(FULL_STAMP) ## Run the tests marked slow
+	$(BIN)/python -m pytest -m slow
+
+lint: $(FULL_STAMP) ## Check the code with ruff
+	$(BIN)/ruff check .
+
+type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
+	$(BIN)/mypy
+
+bench: $(FULL_STAMP) ## Measure the ONNX target against a plain torch.onnx export and needle-rs
+	$(BIN)/python -m tests.benchmarks.onnx
+
+clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache needle_export.egg-info
+	find needle_export tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    { echo "needle-export needs Python 3.11 or newer, and '$(PYTHON)' is none: try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "'$(PYTHON)' has no venv module: install it (on Debian and Ubuntu: the package python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone, so that the build chosen for this machine is in place before anything else asks for one.
+$(ONNX_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "Installing torch, ONNX Runtime and needle-export into $(VENV); the first time takes minutes."
+	$(PIP) install $(QUIET) 'torch==2.13.0'
+	$(PIP) install $(QUIET) -e '.[onnx]'
+	@touch $@
+
+$(FULL_STAMP): $(ONNX_STAMP) pyproject.toml
+	@echo "Installing what the tests need, the JAX oracle among it."
+	$(PIP) install $(QUIET) -e '.[onnx,test,oracle]'
+	@touch $@
