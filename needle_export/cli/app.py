@@ -19,7 +19,7 @@ import click
 
 from needle_export import __version__
 from needle_export.cli.failures import ReaderGone, Terminated, describe
-from needle_export.cli.output import emit
+from needle_export.cli.output import emit, silence_stdout
 from needle_export.cli.shared import Command, write_exit_codes
 
 COMMANDS = {
@@ -84,7 +84,9 @@ def _run(program: Program, arguments: list[str], name: str, extra: dict[str, Any
     except click.exceptions.NoArgsIsHelpError as help_page:
         click.echo(help_page.format_message(), err=True)
         return 2
-    except ReaderGone:
+    except (ReaderGone, BrokenPipeError):
+        # Commands turn other broken pipes into errors of their own, so this was a help page.
+        silence_stdout()
         return 0
     except BaseException as error:
         return _report(error, debug=debug, as_json=_has(arguments, "--json"))

@@ -31,10 +31,9 @@ def emit(text: str) -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        _silence_stdout()
         raise ReaderGone from None
     except OSError:
-        _silence_stdout()
+        silence_stdout()
         raise
 
 
@@ -70,7 +69,7 @@ def _is_terminal(stream: object) -> bool:
     return bool(isatty and isatty()) and os.environ.get("TERM") != "dumb"
 
 
-def _silence_stdout() -> None:
+def silence_stdout() -> None:
     """Lets the interpreter's last flush go nowhere; it would fail again, with a traceback."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)

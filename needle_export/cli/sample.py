@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from needle_export.cli.shared import define, json_option, new_file, print_inspection
+from needle_export.cli.shared import define, json_option, new_file, print_inspection, progress_of
 from needle_export.config.options import MAX_SEED
 
 
@@ -31,5 +31,8 @@ def command(out: Path, geometry: str, layers: int | None, seed: int, as_json: bo
     from needle_export.inspection import inspect
 
     base = PUBLISHED if geometry == "published" else SMALL
-    write_sample(out, base.with_layers(layers or base.num_layers), seed)
-    print_inspection(inspect(str(out)), as_json=as_json)
+    with progress_of(silent=as_json) as progress:
+        with progress.stage("write random weights"):
+            write_sample(out, base.with_layers(layers or base.num_layers), seed)
+        inspection = inspect(str(out), progress=progress)
+    print_inspection(inspection, as_json=as_json)

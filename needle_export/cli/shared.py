@@ -30,6 +30,13 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; a pipe that breaks inside it has nothing to do with whoever reads stdout."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ChildProcessError("a helper process ended early") from error
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, one a line and never wrapped, then the exit codes."""
         with formatter.section("Examples"):

@@ -12,7 +12,7 @@ from needle_export.cli.shared import artifact_folder, define, json_option, print
 @define("verify", "verify dist/", "verify dist/ --checkpoint needle3.safetensors --json")
 @click.argument("folder", type=artifact_folder, metavar="DIR")
 @click.option("--checkpoint", metavar="CHECKPOINT",
-              help="Compare with the reference made from this file, too.")
+              help="Compare with the reference made anew from this file, not with the recorded one.")
 @json_option
 def command(folder: Path, checkpoint: str | None, as_json: bool) -> None:
     """Check a published build again, later or on another machine.

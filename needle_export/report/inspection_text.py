@@ -63,12 +63,14 @@ def _ledger(m: ModelFacts, file_bytes: int) -> Section:
 
 
 def _head_shapes(m: ModelFacts) -> Section:
+    own = sum(m.ledger.values())
     rows = tuple((f"{row.qk}/{row.v}{' (this model)' if row.current else ''}", whole(row.parameters),
-                  size(row.bytes), signed_size(row.delta_bytes), size(row.routing_bytes),
-                  size(row.content_bytes), size(row.kv_cache_bytes)) for row in m.head_shapes)
+                  size(row.bytes), signed_size(row.delta_bytes), f"{100 * row.delta_bytes / own:+.1f} %",
+                  size(row.routing_bytes), size(row.content_bytes), size(row.kv_cache_bytes))
+                 for row in m.head_shapes)
     return Section(f"Head widths (q and k / v) at {_bits(m)}",
-                   ("widths", "parameters", "model", "difference", "routing", "content",
-                    f"KV cache at {whole(m.context)}"), rows, frozenset({1, 2, 3, 4, 5, 6}))
+                   ("widths", "parameters", "model", "difference", "", "routing", "content",
+                    f"KV cache at {whole(m.context)}"), rows, frozenset({1, 2, 3, 4, 5, 6, 7}))
 
 
 def _rungs(m: ModelFacts) -> Section:

@@ -17,7 +17,7 @@ Mood = Literal["plain", "good", "bad"]
 
 ROLE_MEANINGS = {
     "routing": "q, k: where to look",
-    "content": "v, gate, out: what may be written",
+    "content": "v, gate, out: what to write",
     "memory": "engram",
     "mixing": "Monarch MLP",
     "lanes": "hyper-connections",

@@ -18,7 +18,8 @@ from tests.cli.conftest import ROOT, Run, Start
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["inpsect", "x"], "there is no command 'inpsect'; did you mean 'inspect'?"),
     (["zzz"], "there is no command 'zzz'; there are inspect, sample, build, verify, bench, eval, report"),
-    (["build", "x", "--out", "o", "--laers", "8"], "there is no option '--laers'; did you mean --layers or --lora?"),
+    (["build", "x", "--out", "o", "--laers", "8"],
+     "there is no option '--laers'; did you mean --layers or --lora?"),
     (["build", "x", "--zzz"], "there is no option '--zzz'; see needle-export build --help"),
     (["--zzz"], "there is no option '--zzz'"),
     (["build"], "Missing argument 'CHECKPOINT'; see needle-export build --help"),
@@ -76,13 +77,17 @@ def test_a_sentence_is_one_line_without_control_characters() -> None:
     assert describe(OSError("strange")).exit_code == 70
 
 
-def test_a_reader_that_leaves_is_no_error(start: Start, dist: Path) -> None:
-    process = start("report", str(dist), "--format", "json")
+@pytest.mark.parametrize("arguments", [
+    ["report", "{dist}", "--format", "json"], ["--help"], ["build", "--help"],
+    ["report", "absent", "--json"]])
+def test_a_reader_that_leaves_is_no_error_of_its_own(start: Start, dist: Path, arguments: list[str]) -> None:
+    process = start(*(word.format(dist=dist) for word in arguments))
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
-    assert process.stderr.read() == ""
-    assert process.wait(timeout=30) == 0
+    error = process.stderr.read()
+    assert process.wait(timeout=30) == (3 if "absent" in arguments else 0)
+    assert len(error.splitlines()) == ("absent" in arguments)
     process.stdout = None
 
 

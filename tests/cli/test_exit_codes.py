@@ -29,6 +29,7 @@ CASES = [
     (70, "module", "internal error: ModuleNotFoundError: No module named 'elsewhere'"),
     (70, "crash", "internal error: KeyError: 'x'; please report it"),
     (70, "silent crash", "internal error: AssertionError; please report it"),
+    (70, "helper", "internal error: ChildProcessError: a helper process ended early"),
     (130, "end of file", "interrupted"),
 ]
 SIGNALS = [(130, signal.SIGINT, "interrupted"), (143, signal.SIGTERM, "terminated")]

@@ -48,6 +48,7 @@ FAILURES = {
     "module": ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere"),
     "disk": PermissionError(13, "Permission denied", "/a/file"),
     "end of file": EOFError(),
+    "helper": BrokenPipeError(32, "Broken pipe"),
 }
 
 
@@ -67,8 +68,8 @@ def _behave(progress: Progress) -> None:
 def _cling() -> None:
     """Ignores being told to stop, as a library might."""
     for word in ("started", "clinging"):
-        print(word, file=sys.stderr, flush=True)  # noqa: T201 - the test waits for it
         with contextlib.suppress(BaseException):
+            print(word, file=sys.stderr, flush=True)  # noqa: T201 - the test waits for it
             time.sleep(60)
 
 

@@ -134,7 +134,7 @@ def test_the_view_shows_what_teams_argue_over(folder: Path) -> None:
     found = inspect(str(folder / "small.safetensors"), heads=[(64, 64), (48, 64)], context=64)
     text = render_inspection(found)
     assert "RANDOM WEIGHTS" in text.splitlines()[1]
-    for part in ("405,093", "routing", "171.1 kB", "42.8 kB", "48/64 (this model)", "+14.3 kB",
+    for part in ("405,093", "routing", "171.1 kB", "42.8 kB", "48/64 (this model)", "+14.3 kB", "+7.1 %",
                  "KV cache at 64", "Rungs of the ladder", "233,365", "SHA-256"):
         assert part in text, part
 

@@ -1,0 +1,103 @@
+"""The commands with nothing faked: a sample through build, verify, bench, eval and report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from needle_export.report.schema import load_report
+from needle_export.report.text import render_text
+
+
+def needle_export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["needle-export", *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sample checkpoint and a build of its rung of two layers."""
+    folder = tmp_path_factory.mktemp("work")
+    made = needle_export("sample", "small.safetensors", "--geometry", "small", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    built = needle_export("build", "small.safetensors", "--layers", "2", "--context", "96", "--out", "dist",
+                          cwd=folder)
+    assert (built.returncode, built.stderr) == (0, "")
+    assert built.stdout == render_text(load_report(folder / "dist"))
+    return folder
+
+
+def test_the_report_is_complete_and_labelled(folder: Path) -> None:
+    report = load_report(folder / "dist")
+    assert report.checkpoint.random
+    assert (report.checkpoint.layers, report.checkpoint.parent_layers) == (2, 3)
+    (artifact,) = report.artifacts
+    assert artifact.status == "verified-on-runtime"
+    assert artifact.parity["argmax_equal"] == artifact.parity["steps"] > 0
+    assert artifact.latency is not None
+    assert artifact.latency.kind == "measured"
+    assert sum((folder / "dist" / file.name).stat().st_size for file in artifact.files) \
+        == artifact.size.total_bytes
+
+
+def test_the_views_agree(folder: Path) -> None:
+    text = needle_export("report", "dist", cwd=folder).stdout
+    assert "RANDOM WEIGHTS" in text.splitlines()[1]
+    assert needle_export("report", "dist", "--format", "json", cwd=folder).stdout.encode() \
+        == (folder / "dist" / "report.json").read_bytes()
+    markdown = needle_export("report", "dist", "--format", "markdown", cwd=folder).stdout
+    assert "RANDOM WEIGHTS" in markdown
+
+
+def test_verify_again(folder: Path) -> None:
+    recorded = needle_export("verify", "dist", cwd=folder)
+    assert (recorded.returncode, recorded.stderr) == (0, "")
+    anew = needle_export("verify", "dist", "--checkpoint", "small.safetensors", "--json", cwd=folder)
+    assert (anew.returncode, anew.stderr) == (0, "")
+    assert json.loads(anew.stdout)["checkpoint"]["random"] is True
+
+
+def test_bench_again(folder: Path) -> None:
+    result = needle_export("bench", "dist", "--steps", "8", "--prompt", "16", "--json", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    latency = json.loads(result.stdout)["artifacts"][0]["latency"]
+    assert [prompt["tokens"] for prompt in latency["prefill"]] == [16]
+    assert "--steps 8 --prompt 16" in latency["command"]
+
+
+def test_eval(folder: Path) -> None:
+    np.save(folder / "ids.npy", np.arange(90) * 7 % 256)
+    result = needle_export("eval", "dist", "--tokens", "ids.npy", "--out", "logits.npy", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    logits = np.load(folder / "logits.npy")
+    assert (logits.shape, logits.dtype) == ((90, 256), np.float32)
+    assert len(set(logits.argmax(-1).tolist())) > 10
+
+
+def test_a_second_build_replaces_the_first_with_the_same_bytes(folder: Path) -> None:
+    before = load_report(folder / "dist")
+    result = needle_export("build", "small.safetensors", "--layers", "2", "--context", "96", "--out", "dist",
+                           "--no-bench", "--quiet", cwd=folder)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    after = load_report(folder / "dist")
+    assert after.artifacts[0].latency is None
+    assert after.artifacts[0].files == before.artifacts[0].files
+    assert not list(folder.glob(".dist*"))
+
+
+def test_a_changed_file_fails_verification(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in (folder / "dist").iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    largest = max(load_report(broken).artifacts[0].files, key=lambda file: file.bytes)
+    data = bytearray((broken / largest.name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (broken / largest.name).write_bytes(data)
+    result = needle_export("verify", str(broken), cwd=folder)
+    assert result.returncode == 4
+    assert largest.name in result.stderr
+    assert len(result.stderr.splitlines()) == 1
