@@ -24,6 +24,9 @@ Dims = tuple[int | None, ...]
 
 MICROSOFT = "com.microsoft"
 
+#: Weights with fewer elements stay float32 where halves are asked for.
+_SMALL = 1 << 13
+
 #: Constants up to this size are stored in the graph itself.
 _INLINE_BYTES = 64
 
@@ -125,7 +128,13 @@ class Builder:
 
     def weight(self, node: fx.Node, *, transpose: bool = False, shape: Sequence[int] | None = None) -> ir.Value:
         """A weight as float32 (or integers), ready for arithmetic."""
-        value, halved = self.raw_weight(node, transpose=transpose, shape=shape)
+        return self._widened(*self.raw_weight(node, transpose=transpose, shape=shape))
+
+    def array(self, weight: Weight, data: npt.NDArray[Any]) -> ir.Value:
+        """A weight's values in a layout of the caller's, as float32 (or integers), ready for arithmetic."""
+        return self._widened(*self.stored(weight, data))
+
+    def _widened(self, value: ir.Value, halved: bool) -> ir.Value:
         if not halved:
             return value
         key = ("cast", value.name)
@@ -220,6 +229,6 @@ def _why_float(weight: Weight) -> str:
     """Why a weight stays float32 where halves are asked for; empty if it doesn't."""
     if weight.folded:
         return "constants were folded into it, so its values are not the checkpoint's halves"
-    if weight.value.numel() < 1 << 14:
+    if weight.value.numel() < _SMALL:
         return "small: a cast would cost more than the bytes"
     return ""

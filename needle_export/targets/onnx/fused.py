@@ -21,7 +21,7 @@ def rms_norm(b: Builder, n: fx.Node) -> None:
         # [1, H, D] as [1, H, 1, D]: the shape that the rotation behind it takes.
         dims = (1, dims[1], 1, dims[2])
         data = data.reshape(data.shape[0], 1, data.shape[1]) if data.ndim == 2 else data
-    gain = b.stored(weight, data)[0]
+    gain = b.array(weight, data)
     value = b.get(x, dims)
     b.put(n, _norm(b, value, gain, eps), dims)
 
@@ -104,16 +104,16 @@ def causal_taps(b: Builder, n: fx.Node) -> None:
         column = b.shaped(turned, (1, channels, None))
     if b.feature.contrib:
         y, following = b.op(
-            "CausalConvWithState", column, b.stored(weight, kernel)[0], None, past,
+            "CausalConvWithState", column, b.array(weight, kernel), None, past,
             outputs=2, domain=MICROSOFT,
         )
     else:
         window = b.op("Concat", past, column, axis=2)
         if b.rows == 1:
-            flat = b.stored(weight, kernel.reshape(1, channels, reach + 1))[0]
+            flat = b.array(weight, kernel.reshape(1, channels, reach + 1))
             y = b.op("ReduceSum", b.op("Mul", window, flat), b.constant([2], np.int64), keepdims=1)
         else:
-            y = b.op("Conv", window, b.stored(weight, kernel)[0], group=channels, kernel_shape=[reach + 1])
+            y = b.op("Conv", window, b.array(weight, kernel), group=channels, kernel_shape=[reach + 1])
         ends = [b.constant([e], np.int64) for e in (-reach, np.iinfo(np.int64).max, 2)]
         following = b.op("Slice", window, *ends)
     state = Ref(following, (1, channels, reach))
