@@ -70,7 +70,7 @@ def test_each_command_explains_itself(run: Run, name: str) -> None:
     for code in EXIT_CODES:
         assert f"\n  {code} " in result.stdout
     for parameter in command_of(name).params:
-        assert isinstance(parameter, click.Argument) or parameter.help, parameter.name  # type: ignore[attr-defined]
+        assert isinstance(parameter, click.Argument) or parameter.help, parameter.name
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -107,7 +107,7 @@ def install() -> None:
 
     module = sys.modules[__name__]
     sys.modules["needle_export.pipeline"] = module
-    needle_export.pipeline = module  # type: ignore[attr-defined]
+    needle_export.pipeline = module
 
 
 if __name__ == "__main__":

@@ -141,10 +141,10 @@ def test_the_view_shows_what_teams_argue_over(folder: Path) -> None:
 
 @pytest.mark.parametrize("geometry", VARIANTS.values(), ids=VARIANTS)
 def test_every_variant_can_be_shown(tmp_path: Path, geometry: object) -> None:
-    write_sample(tmp_path / "x.safetensors", geometry, 0)  # type: ignore[arg-type]
+    write_sample(tmp_path / "x.safetensors", geometry, 0)
     found = inspect(str(tmp_path / "x.safetensors"))
     assert render_inspection(found)
-    assert json.loads(to_json(found))["model"]["layers"] == found.model.layers  # type: ignore[union-attr]
+    assert json.loads(to_json(found))["model"]["layers"] == found.model.layers
 
 
 def test_progress_is_told_in_bytes(folder: Path) -> None:
@@ -166,6 +166,6 @@ def test_progress_is_told_in_bytes(folder: Path) -> None:
         def advance(self, n: int = 1) -> None:
             steps.append(n)
 
-    inspect(str(path), progress=Recorder())  # type: ignore[arg-type]
+    inspect(str(path), progress=Recorder())
     assert stages[-1] == ("read the file", path.stat().st_size)
     assert sum(steps) == path.stat().st_size

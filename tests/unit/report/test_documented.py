@@ -25,7 +25,7 @@ def key_paths(cls: type, prefix: str = "") -> set[str]:
 
 def inner_paths(hint: Any, path: str) -> set[str]:
     if dataclasses.is_dataclass(hint):
-        return key_paths(hint, f"{path}.")  # type: ignore[arg-type]
+        return key_paths(hint, f"{path}.")
     origin, args = get_origin(hint), get_args(hint)
     if origin is tuple:
         return inner_paths(args[0], f"{path}[]")
@@ -55,7 +55,7 @@ def test_what_may_be_null_is_documented() -> None:
                 found.add(f"{prefix}{name}")
             for inner in (hint, *get_args(hint)):
                 if dataclasses.is_dataclass(inner):
-                    found |= nullable(inner, f"{prefix}{name}.")  # type: ignore[arg-type]
+                    found |= nullable(inner, f"{prefix}{name}.")
         return found
 
     said = {key.replace("[]", "").replace(".*", "") for key, kind in documented("artifacts[]").items()

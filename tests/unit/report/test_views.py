@@ -47,11 +47,11 @@ def test_everything_else_is_there(view: Callable[[Report], str]) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_random_weights_are_announced_in_every_view(style: str) -> None:
-    text = render(make_report(random=True), style)  # type: ignore[arg-type]
+    text = render(make_report(random=True), style)
     assert ("RANDOM WEIGHTS" if style != "json" else '"random": true') in text
     if style != "json":
         assert "RANDOM WEIGHTS" in "\n".join(text.splitlines()[:3])
-        assert "RANDOM" not in render(make_report(), style)  # type: ignore[arg-type]
+        assert "RANDOM" not in render(make_report(), style)
 
 
 @pytest.mark.parametrize("view", VIEWS)
