@@ -43,10 +43,16 @@ class Pattern:
     order: tuple[str, ...] = ()
 
     def trace(self, rows: int | None) -> fx.Graph:
-        """The pattern's graph at T = rows, or at a symbolic T (None)."""
+        """The pattern's graph at T = rows, or at a symbolic T (None); traced once a process."""
         infer_defaults = {"dilation": 1} if self.op == "causal_taps" else {}
         attributes = {**infer_defaults, **self.fixed, **self.open}
-        return _trace(self, attributes, rows)
+        key = repr((self.op, self.inputs, attributes, rows))
+        if key not in _TRACED:
+            _TRACED[key] = _trace(self, attributes, rows)
+        return _TRACED[key]
+
+
+_TRACED: dict[str, fx.Graph] = {}
 
 
 class _Call(nn.Module):

@@ -190,6 +190,15 @@ def slice_(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("Slice", b.get(value), *parts))
 
 
+def pad(b: Builder, n: fx.Node) -> None:
+    """Zeros behind the last axis."""
+    value, amounts = n.args[:2]
+    rank = len(b.dims_of(value))
+    pads = [0] * (2 * rank)
+    pads[-1] = amounts[1]
+    b.put(n, b.op("Pad", b.get(value), b.constant(pads, np.int64)))
+
+
 def split(b: Builder, n: fx.Node) -> None:
     """Pieces along one axis, cut where the axis is contiguous with everything behind it."""
     value, sizes, dim = n.args
@@ -269,6 +278,7 @@ LOWERINGS: dict[object, Lowering] = {
     aten.mean.dim: mean,
     aten.matmul.default: matmul,
     aten.linear.default: linear,
+    aten.pad.default: pad,
     aten.slice.Tensor: slice_,
     aten.select.int: select,
     aten.split_with_sizes.default: split,

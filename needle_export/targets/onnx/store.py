@@ -62,6 +62,12 @@ class WeightFile:
         self._by_content[key] = stored
         return stored
 
+    def __enter__(self) -> WeightFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def flush(self) -> None:
         """Let readers of the file see everything that was added."""
         self._file.flush()
