@@ -1,7 +1,10 @@
-"""The micro-benchmarks behind the decision records: python docs/decisions/measure.py [NAME...]
+"""The measurements behind the decision records and docs/onnx.md.
 
-Each times single nodes in ONNX Runtime, one thread, the caches bound in and out as a host binds them, and
-writes the median in microseconds. Run it on a quiet machine, and trust the ratios.
+    python docs/decisions/measure.py [NAME...]      # single nodes: all of them, or those named
+    python docs/decisions/measure.py builds DIR...  # decode steps of several builds, in turn
+
+Single nodes run in ONNX Runtime, one thread, caches bound in and out as a host binds them; the median is
+written in microseconds. Run it on a quiet machine, and trust the ratios.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -156,6 +160,26 @@ def sinkhorn() -> None:
     say(f"half a Sinkhorn iteration: {norm:.2f} us LpNormalization, {log:.2f} us LogSoftmax")
 
 
+def builds(folders: Sequence[str]) -> None:
+    """Decode steps of each build in turn, so that all meet the same machine; the quickest tenth counts."""
+    from needle_export.targets.onnx.session import OnnxRunner
+
+    runners = [OnnxRunner(Path(folder)) for folder in folders]
+    tokens = np.random.default_rng(0).integers(1, min(r.vocab for r in runners), 1024)
+    for begin, end in ((256, 448), (768, 960)):
+        times: list[list[float]] = [[] for _ in runners]
+        for runner in runners:
+            runner.feed(tokens[runner.position : begin])
+        for index in range(begin, end):
+            for runner, spent in zip(runners, times, strict=True):
+                start = time.perf_counter()
+                runner.feed(tokens[index : index + 1])
+                spent.append(time.perf_counter() - start)
+        quick = [float(np.percentile(spent, 10)) * 1e3 for spent in times]
+        for folder, ms in zip(folders, quick, strict=True):
+            say(f"{folder}, {begin} tokens in: {ms:.2f} ms a token, {ms / quick[0]:.2f} of the first")
+
+
 def say(text: str) -> None:
     """One line of the result."""
     sys.stdout.write(text + "\n")
@@ -165,5 +189,8 @@ def say(text: str) -> None:
 ALL = {name.__name__: name for name in (attention, prefix, write, permutation, sinkhorn)}
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or ALL:
-        ALL[wanted]()
+    if sys.argv[1:2] == ["builds"]:
+        builds(sys.argv[2:])
+    else:
+        for wanted in sys.argv[1:] or ALL:
+            ALL[wanted]()
