@@ -16,6 +16,7 @@ from needle_export.config.progress import Progress
 from needle_export.graph.passes import Left, pipeline
 from needle_export.graph.program import Program
 from needle_export.graph.promises import check, first_missing, promises
+from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace
 from needle_export.measure import parity
 from needle_export.model.network import Needle
@@ -78,17 +79,25 @@ class Compiler:
             program = trace(step, empty_state(self.states), parameter_sources(step), rows, self.max_chunk)
         engram = (geometry.engram_conv_taps,) if geometry.engram_layers else ()
         orders = geometry.engram_orders if geometry.engram_layers else ()
-        passes = pipeline((geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices)
+        passes = pipeline(
+            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices
+        )
+        check_traced(program)
         places: list[tuple[str, int]] = []
+        facts = {"traced"}
         with self.progress.stage(f"rewrite {phase}", len(passes)) as task:
             for one in passes:
+                if not one.needs <= facts:
+                    raise AssertionError(f"{one.name} needs {sorted(one.needs - facts)}")
                 fired = one.run(program)
+                facts |= one.leaves
                 log.debug("%s: %s fired %s", phase, one.name, fired.counts)
                 places += fired.places
                 self.left += fired.left
                 task.advance()
         self.places[phase] = places
         program.graph.lint()
+        check_rewritten(program)
         return program
 
     def check_promises(self) -> None:
@@ -121,7 +130,9 @@ class Compiler:
     def notes(self) -> list[str]:
         """What the rewrites did that a reader of node counts should know."""
         if any(name == "drop_unread_mixing" for name, _ in self.places.get("decode", [])):
-            return ["the last block's lane mixing is left out: the mean over lanes that follows does not depend on it"]
+            return [
+                "the last block's lane mixing is left out: the mean over lanes that follows does not depend on it"
+            ]
         return []
 
     def state_bytes(self) -> tuple[int, dict[str, int]]:
@@ -187,7 +198,10 @@ class Compiler:
         """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
         with torch.inference_mode():
             streams = self.net.streams(torch.from_numpy(case.tokens))[1:]
-        for phase, at in (("prefill", slice(0, case.prompt)), ("decode", slice(case.prompt, case.prompt + 1))):
+        for phase, at in (
+            ("prefill", slice(0, case.prompt)),
+            ("decode", slice(case.prompt, case.prompt + 1)),
+        ):
             if phase == "prefill":
                 runner.reset()
             runner.feed(case.tokens[at])
@@ -196,7 +210,9 @@ class Compiler:
                 want = stream[at].numpy()
                 if index not in found:
                     continue
-                worst = float(np.abs(found[index].reshape(want.shape) - want).max()) / max(1.0, float(np.abs(want).max()))
+                worst = float(np.abs(found[index].reshape(want.shape) - want).max()) / max(
+                    1.0, float(np.abs(want).max())
+                )
                 # Written so that NaN counts as a deviation.
                 if not worst <= tolerance:
                     return f"in {phase}, block {index} (by {worst:.1e} of the stream's range)"

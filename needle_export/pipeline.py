@@ -65,7 +65,11 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         compiler = Compiler(checkpoint, options.context, progress)
         target = find_target(options.target)
         lowering = LoweringOptions(
-            options.weights, options.context, options.opset, compiler.max_chunk, _metadata(checkpoint, options)
+            options.weights,
+            options.context,
+            options.opset,
+            compiler.max_chunk,
+            _metadata(checkpoint, options),
         )
         compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
         with progress.stage(f"lower to {target.name}"):
@@ -84,13 +88,23 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             (_artifact(options, folder, compiler, compiled, measured, dropped),),
         )
         if options.bench:
-            report = _with_latency(report, folder, options.threads, _BENCH_STEPS, _BENCH_PROMPTS, progress, options.out)
+            report = _with_latency(
+                report,
+                folder,
+                options.threads,
+                min(_BENCH_STEPS, options.context),
+                _usual_prompts(options.context),
+                progress,
+                options.out,
+            )
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report
 
 
-def load(options: BuildOptions, progress: Progress) -> tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]:
+def load(
+    options: BuildOptions, progress: Progress
+) -> tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]:
     """The checkpoint at the depth asked for with its adapter merged; adapters, and heads dropped for them.
 
     The adapter was trained on the whole model, so it is merged before the rung is cut.
@@ -134,20 +148,48 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
             measured = parity.compare(runner, cases, columns, task.advance)
         fault = parity.judge(measured, tolerance)
         if fault:
-            raise VerificationFailed(fault, where=str(dist), fix="build it again, and compare the versions in the report")
+            raise VerificationFailed(
+                fault, where=str(dist), fix="build it again, and compare the versions in the report"
+            )
     return report
 
 
-def bench(dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress) -> Report:
-    """The report of a published folder with times measured now, on this machine."""
-    return _with_latency(load_report(dist), dist, threads, steps, prompt, progress, dist)
+def bench(
+    dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...] | None, progress: Progress
+) -> Report:
+    """The report of a published folder with times measured now, on this machine.
+
+    Args:
+        prompt: prompt lengths to time; None takes the usual ones that the context has room for.
+
+    Raises:
+        UsageError: a prompt or the number of steps is longer than the context.
+    """
+    report = load_report(dist)
+    context = int(_recorded_option(report, "context"))
+    for option, length in [("--prompt", n) for n in prompt or ()] + [("--steps", steps)]:
+        if length > context:
+            raise UsageError(f"{length} tokens don't fit in the context of {context}", where=option)
+    return _with_latency(report, dist, threads, steps, prompt or _usual_prompts(context), progress, dist)
+
+
+def _usual_prompts(context: int) -> tuple[int, ...]:
+    return tuple(n for n in _BENCH_PROMPTS if n <= context) or (context,)
+
+
+def _recorded_option(report: Report, key: str) -> Any:
+    if key not in report.options:
+        raise BadInput(f"the report's options lack {key!r}", where=REPORT_NAME, fix="build again")
+    return report.options[key]
 
 
 def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
     """The artifact's own logits for tokens [T]: prefill, and decode for the last up to 64. [T, V]."""
     report = load_report(dist)
     if len(report.artifacts) != 1:
-        raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
+        raise UsageError(
+            f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one"
+        )
     runner = find_target(report.artifacts[0].target).open(dist)
     forced = min(parity.STEPS, len(tokens) // 2)
     parts = []
@@ -163,7 +205,12 @@ def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArr
 
 
 def _verify_new(
-    target: Target, folder: Path, compiler: Compiler, cases: list[parity.Case], options: BuildOptions, progress: Progress
+    target: Target,
+    folder: Path,
+    compiler: Compiler,
+    cases: list[parity.Case],
+    options: BuildOptions,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
     tolerance = parity.TOLERANCES[options.weights]
@@ -173,7 +220,9 @@ def _verify_new(
     fault = parity.judge(measured, tolerance)
     if fault:
         spot = compiler.locate(target.open(folder, inner=True), cases[0], tolerance.logits)
-        raise VerificationFailed(f"{fault}; it goes wrong first {spot}", where=options.target, fix="nothing was published")
+        raise VerificationFailed(
+            f"{fault}; it goes wrong first {spot}", where=options.target, fix="nothing was published"
+        )
     table = measured.table(tolerance)
     path = folder / REFERENCE_NAME
     save_arrays(path, parity.pack(cases, options.seed))
@@ -192,7 +241,7 @@ def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
             info.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(info, "w") as entry:
-                np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
+                np.lib.format.write_array(entry, np.asarray(array, order="C"), allow_pickle=False)
 
 
 def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
@@ -200,7 +249,9 @@ def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArra
     path = dist / REFERENCE_NAME
     if not path.is_file() or _sha256(path) != expected.get("sha256"):
         raise VerificationFailed(
-            "the recorded reference is missing or changed", where=str(path), fix="give --checkpoint, or build again"
+            "the recorded reference is missing or changed",
+            where=str(path),
+            fix="give --checkpoint, or build again",
         )
     with np.load(path, allow_pickle=False) as archive:
         return parity.unpack({name: archive[name] for name in archive.files})
@@ -210,9 +261,13 @@ def _recomputed(report: Report, artifact: Artifact, spec: str, progress: Progres
     from needle_export.compile import Compiler
 
     if report.checkpoint.lora:
-        raise UsageError("the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint")
-    recipe = report.options
-    options = BuildOptions(spec, Path(), layers=recipe["layers"], context=recipe["context"], weights=recipe["weights"])
+        raise UsageError(
+            "the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint"
+        )
+    recipe = {key: _recorded_option(report, key) for key in ("layers", "context", "weights", "seed")}
+    options = BuildOptions(
+        spec, Path("verify"), layers=recipe["layers"], context=recipe["context"], weights=recipe["weights"]
+    )
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
@@ -225,15 +280,23 @@ def _check_files(dist: Path, artifact: Artifact) -> None:
     for file in artifact.files:
         path = dist / file.name
         if not path.is_file():
-            raise VerificationFailed("a file of the artifact is missing", where=str(path), fix="build it again")
+            raise VerificationFailed(
+                "a file of the artifact is missing", where=str(path), fix="build it again"
+            )
         if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
             raise VerificationFailed(
-                "this is not the file that the report describes", where=str(path), fix="build it again or copy it again"
+                "this is not the file that the report describes",
+                where=str(path),
+                fix="build it again or copy it again",
             )
 
 
 def _artifact(
-    options: BuildOptions, folder: Path, compiler: Compiler, compiled: Compiled, table: dict[str, Any],
+    options: BuildOptions,
+    folder: Path,
+    compiler: Compiler,
+    compiled: Compiled,
+    table: dict[str, Any],
     dropped: tuple[str, ...],
 ) -> Artifact:
     files = tuple(_file(folder, name) for name in compiled.files)
@@ -267,14 +330,22 @@ def _artifact(
 
 
 def _with_latency(
-    report: Report, folder: Path, threads: int, steps: int, prompts: tuple[int, ...], progress: Progress, shown: Path
+    report: Report,
+    folder: Path,
+    threads: int,
+    steps: int,
+    prompts: tuple[int, ...],
+    progress: Progress,
+    shown: Path,
 ) -> Report:
     command = f"needle-export bench {shown} --threads {threads} --steps {steps} --prompt {','.join(map(str, prompts))}"
     artifacts = []
     for artifact in report.artifacts:
         vocab = report.checkpoint.geometry["out_vocab"] or report.checkpoint.geometry["vocab_size"]
         with progress.stage(f"measure {artifact.target}"):
-            times = latency.measure(artifact.target, folder, vocab, threads=threads, steps=steps, prompts=prompts)
+            times = latency.measure(
+                artifact.target, folder, vocab, threads=threads, steps=steps, prompts=prompts
+            )
         artifacts.append(replace(artifact, latency=_latency(times, threads, command)))
     return replace(report, artifacts=tuple(artifacts))
 
@@ -295,7 +366,9 @@ def _latency(times: dict[str, Any], threads: int, command: str) -> Latency:
     )
 
 
-def _checkpoint_info(checkpoint: Checkpoint, adapters: tuple[AdapterInfo, ...], dropped: tuple[str, ...]) -> CheckpointInfo:
+def _checkpoint_info(
+    checkpoint: Checkpoint, adapters: tuple[AdapterInfo, ...], dropped: tuple[str, ...]
+) -> CheckpointInfo:
     source = checkpoint.source
     return CheckpointInfo(
         path_name=source.path_name,
@@ -325,8 +398,12 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib.metadata import version
 
-    return {"needle-export": __version__, "python": platform.python_version(), "torch": version("torch"),
-            "numpy": version("numpy")}
+    return {
+        "needle-export": __version__,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+    }
 
 
 def _file(folder: Path, name: str) -> FileInfo:

@@ -15,10 +15,10 @@ from needle_export.cli.shared import artifact_folder, define, integers, json_opt
               help="Threads of the runtime.")
 @click.option("--steps", type=click.IntRange(min=1), default=64, show_default=True, metavar="N",
               help="Decode steps to time.")
-@click.option("--prompt", type=integers, default="64,256", show_default=True, metavar="N,...",
-              help="Prompt lengths to time, in tokens.")
+@click.option("--prompt", type=integers, metavar="N,...",
+              help="Prompt lengths to time, in tokens; 64 and 256 when left out, where the context has room.")
 @json_option
-def command(folder: Path, threads: int, steps: int, prompt: tuple[int, ...], as_json: bool) -> None:
+def command(folder: Path, threads: int, steps: int, prompt: tuple[int, ...] | None, as_json: bool) -> None:
     """Measure how fast a published build is on this machine.
 
     DIR is a folder that a build has written.

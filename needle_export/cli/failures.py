@@ -30,7 +30,7 @@ class Terminated(BaseException):
     """SIGTERM, as an exception, so that whatever is half done is cleaned up on the way out."""
 
 
-class ReaderGone(Exception):  # noqa: N818 - not an error: nobody reads our output any more
+class ReaderGone(Exception):
     """Whoever read our output has closed it, as ``head`` does."""
 
 

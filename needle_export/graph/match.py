@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from needle_export.graph.ops import op
 from needle_export.graph.patterns import Pattern
-from needle_export.graph.program import Program
+from needle_export.graph.program import FxNode, Program
 
 #: T of the proof where a program's T is symbolic.
 PROOF_ROWS = 5
@@ -27,8 +27,8 @@ class Match:
     """A place where a pattern stands: its inputs, attributes and outputs as nodes of the program."""
 
     pattern: Pattern
-    inputs: dict[str, fx.Node]
-    outputs: list[fx.Node]
+    inputs: dict[str, FxNode]
+    outputs: list[FxNode]
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[Any, ...]:
@@ -37,7 +37,7 @@ class Match:
         return tuple(values[n] for n in self.pattern.order)
 
 
-class Refused(Exception):  # noqa: N818 - control flow between matcher and pass, never an error for users
+class Refused(Exception):
     """Why a place isn't what the pattern says; ``depth`` is how many nodes matched before that showed."""
 
     depth = 0
@@ -45,14 +45,14 @@ class Refused(Exception):  # noqa: N818 - control flow between matcher and pass,
 
 @dataclass
 class _Binding:
-    nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    nodes: dict[FxNode, FxNode] = field(default_factory=dict)
     open: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> _Binding:
         return _Binding(dict(self.nodes), dict(self.open))
 
 
-def find(program: Program, pattern: Pattern, graph: fx.Graph, anchor: fx.Node) -> Match:
+def find(program: Program, pattern: Pattern, graph: fx.Graph, anchor: FxNode) -> Match:
     """Match a pattern whose first output is ``anchor``.
 
     Raises:
@@ -79,12 +79,12 @@ def find(program: Program, pattern: Pattern, graph: fx.Graph, anchor: fx.Node) -
     raise refused
 
 
-def _roots(graph: fx.Graph) -> list[fx.Node]:
+def _roots(graph: fx.Graph) -> list[FxNode]:
     result = next(n for n in graph.nodes if n.op == "output").args[0]
     return list(result)
 
 
-def _match(pattern_node: fx.Node, node: Any, pattern: Pattern, binding: _Binding) -> None:
+def _match(pattern_node: FxNode, node: Any, pattern: Pattern, binding: _Binding) -> None:
     if pattern_node in binding.nodes:
         if binding.nodes[pattern_node] is not node:
             raise Refused(f"{_name(node)} is not the value that {pattern_node.name} already stands for")
@@ -130,7 +130,7 @@ def _bind_open(a: Any, b: Any, pattern: Pattern, binding: _Binding) -> None:
 
 
 def _complete(
-    program: Program, roots: list[fx.Node], pattern: Pattern, binding: _Binding
+    program: Program, roots: list[FxNode], pattern: Pattern, binding: _Binding
 ) -> Iterator[_Binding]:
     """All ways to bind the outputs that the first output's cone doesn't hold."""
     missing = next((r for r in roots if r not in binding.nodes), None)
@@ -149,7 +149,7 @@ def _complete(
         yield from _complete(program, roots, pattern, trial)
 
 
-def _assemble(pattern: Pattern, graph: fx.Graph, roots: list[fx.Node], binding: _Binding) -> Match:
+def _assemble(pattern: Pattern, graph: fx.Graph, roots: list[FxNode], binding: _Binding) -> Match:
     inputs = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -169,7 +169,7 @@ def prove(program: Program, match: Match) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     values = {name: _sample(program, name, node, generator) for name, node in match.inputs.items()}
-    environment: dict[fx.Node, Any] = {match.inputs[k]: v for k, v in values.items()}
+    environment: dict[FxNode, Any] = {match.inputs[k]: v for k, v in values.items()}
     with torch.inference_mode():
         expected = [_run(program, n, environment) for n in match.outputs]
         arguments = [values.get(n, match.attributes.get(n)) for n in match.pattern.order]
@@ -191,7 +191,7 @@ def concrete(value: Any, rows: int = PROOF_ROWS) -> int:
     return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
 
 
-def _sample(program: Program, name: str, node: fx.Node, generator: torch.Generator) -> Tensor:
+def _sample(program: Program, name: str, node: FxNode, generator: torch.Generator) -> Tensor:
     weight = program.weight_of(node)
     if weight is not None:
         return weight.value
@@ -204,7 +204,7 @@ def _sample(program: Program, name: str, node: fx.Node, generator: torch.Generat
     return torch.randint(0, 64, shape, generator=generator, dtype=fake.dtype)
 
 
-def _run(program: Program, node: fx.Node, environment: dict[fx.Node, Any]) -> Any:
+def _run(program: Program, node: FxNode, environment: dict[FxNode, Any]) -> Any:
     """Evaluate one node from an environment, depth first; iterative, as a Sinkhorn is 80 nodes deep."""
     stack = [node]
     while stack:
@@ -227,7 +227,7 @@ def _run(program: Program, node: fx.Node, environment: dict[fx.Node, Any]) -> An
             stack.extend(pending)
             continue
         args, kwargs = fx.map_arg((current.args, current.kwargs), environment.__getitem__)
-        environment[current] = current.target(*args, **kwargs)  # type: ignore[operator]
+        environment[current] = current.target(*args, **kwargs)
     return environment[node]
 
 

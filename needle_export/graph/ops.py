@@ -57,7 +57,7 @@ _SCHEMAS: dict[str, str] = {
 NAMES = tuple(_SCHEMAS)
 
 # A Library object keeps its registrations alive for as long as it lives.
-_LIBRARY = torch.library.Library("needle", "DEF")
+_LIBRARY: Any = torch.library.Library("needle", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _fresh(reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,7 +82,7 @@ def _trace(pattern: Pattern, attributes: Mapping[str, Any], rows: int | None) ->
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,
         )
-    graph = exported.graph
+    graph: fx.Graph = exported.graph
     for node, name in zip([n for n in graph.nodes if n.op == "placeholder"], pattern.inputs, strict=True):
         node.meta["input"] = name
     return graph
@@ -105,7 +105,12 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int) -> list
     The order matters: a later pattern may contain what an earlier one has already fused.
     """
     found = [
-        Pattern("sinkhorn", {"logits": _f(T, lanes, lanes)}, fixed={"iterations": 20}, order=("logits", "iterations")),
+        Pattern(
+            "sinkhorn",
+            {"logits": _f(T, lanes, lanes)},
+            fixed={"iterations": 20},
+            order=("logits", "iterations"),
+        ),
     ]
     for ring in (False, True):
         found.append(
@@ -169,4 +174,3 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int) -> list
             )
         )
     return found
-

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+#: An FX node, dynamically typed: FX declares a node's arguments as a union too wide to use, and every pass and
+#: lowering knows the arguments of the op that it asked for.
+FxNode = Any
 
 #: The role of values that no checkpoint tensor stands behind (a vector of ones, rotary frequencies).
 CONSTANT = "constant"
@@ -68,7 +73,7 @@ class Program:
         """The FX graph."""
         return self.module.graph
 
-    def nodes(self, target: object) -> list[fx.Node]:
+    def nodes(self, target: object) -> list[FxNode]:
         """All call nodes of one target, in graph order."""
         return [n for n in self.graph.nodes if n.op == "call_function" and n.target is target]
 
@@ -78,7 +83,7 @@ class Program:
             return self.weights.get(node.name)
         return None
 
-    def add_weight(self, weight: Weight) -> fx.Node:
+    def add_weight(self, weight: Weight) -> FxNode:
         """Put a new weight before everything else and return its placeholder."""
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first):
@@ -87,7 +92,7 @@ class Program:
         self.weights[node.name] = weight
         return node
 
-    def call(self, before: fx.Node, target: object, args: tuple[object, ...], like: fx.Node) -> fx.Node:
+    def call(self, before: fx.Node, target: object, args: tuple[object, ...], like: fx.Node) -> FxNode:
         """Insert ``target(*args)`` before a node, with shapes computed and module paths copied from ``like``."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args)  # type: ignore[arg-type]  # fx.Argument is not exported
@@ -138,8 +143,7 @@ def evaluate_fake(node: fx.Node) -> object:
         return arg.meta["val"] if isinstance(arg, fx.Node) else arg
 
     args = fx.map_arg(node.args, fake)  # type: ignore[arg-type]  # map_arg accepts any callable at run time
-    flat: Iterable[object] = fx.node._flatten_args(args) if hasattr(fx.node, "_flatten_args") else _flatten(args)
-    mode = next((a.fake_mode for a in flat if isinstance(a, FakeTensor)), None) or FakeTensorMode()
+    mode = next((a.fake_mode for a in _flatten(args) if isinstance(a, FakeTensor)), None) or FakeTensorMode()
     with mode:
         mode.allow_non_fake_inputs = True
         return node.target(*args, **node.kwargs)  # type: ignore[operator]  # call_function targets are callable

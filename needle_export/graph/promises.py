@@ -67,7 +67,9 @@ def check(
         if fired >= expected:
             continue
         layer = first_missing(name, promise, geometry.num_layers, where)
-        reason = next((x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it")
+        reason = next(
+            (x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it"
+        )
         spot = f"block {layer}" if layer is not None else "the model"
         raise FusionFailed(
             f"{name} was promised {expected} times and fired {fired}: in {spot}, {reason}",
@@ -76,9 +78,7 @@ def check(
         )
 
 
-def first_missing(
-    name: str, promise: Promise, layers: int, places: Iterable[tuple[str, int]]
-) -> int | None:
+def first_missing(name: str, promise: Promise, layers: int, places: Iterable[tuple[str, int]]) -> int | None:
     """The first layer in which a rewrite fired less often than in every layer it should, or None."""
     found = [layer for op, layer in places if op == name]
     return next((i for i in range(layers) if found.count(i) < promise.per_layer), None)

@@ -76,7 +76,8 @@ def _program(
     behind = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers()), **exported.constants}
     graph = fx.Graph()
-    graph.graph_copy(exported.graph, remap := {})
+    remap: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(exported.graph, remap)
     weights: dict[str, Weight] = {}
     users: list[fx.Node] = []
     for node in exported.graph.nodes:

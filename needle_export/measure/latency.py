@@ -46,7 +46,9 @@ def host() -> str:
     return f"{name} ({platform.machine()}), {cores} cores, {platform.system()}"
 
 
-def time_session(open_session: Callable[[], Session], vocab: int, steps: int, prompts: tuple[int, ...]) -> dict[str, Any]:
+def time_session(
+    open_session: Callable[[], Session], vocab: int, steps: int, prompts: tuple[int, ...]
+) -> dict[str, Any]:
     """Load, first token, prompts and decode of one session; milliseconds and bytes.
 
     Args:
@@ -125,12 +127,18 @@ def measure(
         BadInput: the process failed; its last words are in the message.
     """
     request = {
-        "target": target, "folder": str(folder), "vocab": vocab,
-        "threads": threads, "steps": steps, "prompts": list(prompts),
+        "target": target,
+        "folder": str(folder),
+        "vocab": vocab,
+        "threads": threads,
+        "steps": steps,
+        "prompts": list(prompts),
     }
     process = subprocess.run(
         [sys.executable, "-m", "needle_export.measure.worker", json.dumps(request)],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if process.returncode:
         last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -146,7 +146,9 @@ def compare(
         for name, want in case.state.items():
             have = session.state()[name]
             if have.shape != want.shape:
-                raise VerificationFailed(f"the state has shape {have.shape} instead of {want.shape}", where=name)
+                raise VerificationFailed(
+                    f"the state has shape {have.shape} instead of {want.shape}", where=name
+                )
             scale = max(1.0, float(np.abs(want).max(initial=0)))
             total.state_max_abs = max(total.state_max_abs, float(np.abs(have - want).max(initial=0)) / scale)
         done(1)
@@ -178,7 +180,8 @@ def kl(reference: Floats, other: Floats) -> NDArray[np.float64]:
     """Kullback-Leibler divergence KL(reference || other) in nats by position: [N, V] twice -> [N]."""
     p, q = _log_softmax(reference), _log_softmax(other)
     # Rounding can make a vanishing divergence negative by an ulp of the sum.
-    return np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
+    divergence: NDArray[np.float64] = np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
+    return divergence
 
 
 def _log_softmax(logits: Floats) -> NDArray[np.float64]:
@@ -199,7 +202,9 @@ def judge(measured: Measured, tolerance: Tolerance) -> str | None:
     if measured.max_abs > tolerance.logits:
         return f"logits differ by {measured.max_abs:.2e}, more than {tolerance.logits:.0e}"
     if measured.state_max_abs > tolerance.state:
-        return f"states differ by {measured.state_max_abs:.2e} of their range, more than {tolerance.state:.0e}"
+        return (
+            f"states differ by {measured.state_max_abs:.2e} of their range, more than {tolerance.state:.0e}"
+        )
     if measured.argmax_equal != measured.steps:
         return f"{measured.steps - measured.argmax_equal} of {measured.steps} predictions differ"
     return None

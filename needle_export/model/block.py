@@ -79,11 +79,43 @@ class Attention(nn.Module):
 class Monarch(nn.Module):
     """The MLP: three Kronecker products with diagonals, two fixed permutations and a conditioned SiLU."""
 
-    def __init__(self, geometry: Geometry, w: Mapping[str, Tensor], permutations: tuple[Tensor, Tensor]) -> None:
+    d1: Tensor
+    d2: Tensor
+    b2: Tensor
+    d3: Tensor
+    d4: Tensor
+    w1a: Tensor
+    w1b: Tensor
+    w2a: Tensor
+    w2b: Tensor
+    w3a: Tensor
+    w3b: Tensor
+    cond_v: Tensor
+    cond_u: Tensor
+    p1: Tensor
+    p2: Tensor
+
+    def __init__(
+        self, geometry: Geometry, w: Mapping[str, Tensor], permutations: tuple[Tensor, Tensor]
+    ) -> None:
         super().__init__()
         self.width = geometry.d_model
         self.pad = geometry.hada_n - geometry.d_model
-        for name in ("d1", "d2", "b2", "d3", "d4", "w1a", "w1b", "w2a", "w2b", "w3a", "w3b", "cond_v", "cond_u"):
+        for name in (
+            "d1",
+            "d2",
+            "b2",
+            "d3",
+            "d4",
+            "w1a",
+            "w1b",
+            "w2a",
+            "w2b",
+            "w3a",
+            "w3b",
+            "cond_v",
+            "cond_u",
+        ):
             setattr(self, name, param(w[name]))
         self.register_buffer("p1", permutations[0])
         self.register_buffer("p2", permutations[1])
@@ -101,6 +133,14 @@ class Monarch(nn.Module):
 
 class Lanes(nn.Module):
     """Reads one vector from the n lanes of the stream, writes one back, and mixes the lanes."""
+
+    phi_pre: Tensor
+    phi_post: Tensor
+    phi_res: Tensor
+    a_pre: Tensor
+    a_post: Tensor
+    a_res: Tensor
+    ones: Tensor
 
     def __init__(self, geometry: Geometry, w: Mapping[str, Tensor], layer: int) -> None:
         super().__init__()
@@ -125,12 +165,15 @@ class Lanes(nn.Module):
         y = block(u) - u
         post = torch.sigmoid(ref.scaled_linear(nx, self.phi_post, self.b_post, self.a_post))
         logits = ref.scaled_linear(nx, self.phi_res, self.b_res, self.a_res)
-        mix = ref.sinkhorn(logits.unflatten(-1, (self.lanes, self.lanes)), SINKHORN_ITERATIONS)
+        logits = logits.reshape(*logits.shape[:-1], self.lanes, self.lanes)
+        mix = ref.sinkhorn(logits, SINKHORN_ITERATIONS)
         return ref.lane_write(stream, mix, post, y, 2.0)
 
 
 class Block(nn.Module):
     """Optional engram injection, gated attention and the Monarch MLP, around one residual vector."""
+
+    ones: Tensor
 
     def __init__(
         self, geometry: Geometry, w: Mapping[str, Tensor], permutations: tuple[Tensor, Tensor], layer: int
@@ -142,7 +185,12 @@ class Block(nn.Module):
 
         self.lanes = Lanes(geometry, sub("mhc_"), layer)
         self.norm_in = Norm(w["ZCRMSNorm_0/scale"])
-        self.attention = Attention(geometry, sub("self_attn/"))
+        attention = sub("self_attn/")
+        if geometry.sliding_window and layer not in geometry.global_layers:
+            # A local layer's taps don't reach beyond its window either.
+            reach = torch.arange(geometry.qkv_conv_taps) < geometry.sliding_window
+            attention |= {k: v * reach.unsqueeze(-1) for k, v in attention.items() if k.endswith("_taps")}
+        self.attention = Attention(geometry, attention)
         self.post_norm = Norm(w["post_attn_norm/scale"])
         self.gate = param(w["attn_gate"])
         self.pre_mlp_norm = Norm(w["pre_hada_norm/scale"])
@@ -170,6 +218,8 @@ class Block(nn.Module):
                 x = x + torch.sigmoid(match) * value
             out = self.attention(self.norm_in(x), cos, sin, taps, attend)
             x = x + torch.sigmoid(self.gate) * self.post_norm(out)
-            return x + self.mlp(self.pre_mlp_norm(x))
+            added: Tensor = self.mlp(self.pre_mlp_norm(x))
+            return x + added
 
-        return self.lanes(stream, body)
+        following: Tensor = self.lanes(stream, body)
+        return following

@@ -22,6 +22,8 @@ class ProbeHead(nn.Module):
     Each probe [M, P, C] attends over positions within its row, each query [Q, C] over all pooled rows.
     """
 
+    ones: Tensor
+
     def __init__(self, geometry: HeadGeometry, w: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.name, self.width = geometry.name, w["probes"].shape[-1]

@@ -23,6 +23,9 @@ from needle_export.model.state import cache_rows, state_specs
 class Engram(nn.Module):
     """N-gram memory of all sites: table rows picked by hashes, projected to a key and a value a site."""
 
+    seeds: Tensor
+    base: Tensor
+
     def __init__(self, geometry: Geometry, w: Mapping[str, Tensor]) -> None:
         super().__init__()
         sites = range(len(geometry.engram_layers))
@@ -59,6 +62,8 @@ class Needle(nn.Module):
         permutations: the two permutations of the Monarch MLP, [N] int64 each.
     """
 
+    frequencies: Tensor
+
     def __init__(
         self,
         geometry: Geometry,
@@ -71,16 +76,25 @@ class Needle(nn.Module):
         perms = (torch.from_numpy(permutations[0]), torch.from_numpy(permutations[1]))
         self.embedding = param(w["embedding/embedding"])
         self.embed_scale = math.sqrt(geometry.d_model)
-        layered = {k.removeprefix("stack/layers/block/"): v for k, v in w.items() if k.startswith("stack/layers/block/")}
+        layered = {
+            k.removeprefix("stack/layers/block/"): v
+            for k, v in w.items()
+            if k.startswith("stack/layers/block/")
+        }
         layered |= {k.removeprefix("stack/"): v for k, v in w.items() if k.startswith("stack/mhc_")}
         self.layers = nn.ModuleList(
-            Block(geometry, {k: v[i] for k, v in layered.items()}, perms, i) for i in range(geometry.num_layers)
+            Block(geometry, {k: v[i] for k, v in layered.items()}, perms, i)
+            for i in range(geometry.num_layers)
         )
         self.engram = Engram(geometry, w) if geometry.engram_layers else None
         self.final_norm = Norm(w["stack/final_norm/scale"])
         self.heads = nn.ModuleDict(
-            {h.name: ProbeHead(h, {k.removeprefix(h.key + "/"): v for k, v in w.items() if k.startswith(h.key + "/")})
-             for h in geometry.heads}
+            {
+                h.name: ProbeHead(
+                    h, {k.removeprefix(h.key + "/"): v for k, v in w.items() if k.startswith(h.key + "/")}
+                )
+                for h in geometry.heads
+            }
         )
         half = torch.arange(0, geometry.qk_head_dim, 2, dtype=torch.float32) / geometry.qk_head_dim
         self.register_buffer("frequencies", 1.0 / (geometry.rope_theta**half))
@@ -179,7 +193,9 @@ class Needle(nn.Module):
             if e.dilation > 1:
                 nxt["token_history"] = past
             keys, values = e(hashed, valid)
-            values, nxt["engram_history"] = ref.causal_taps(values, state["engram_history"], e.taps, e.dilation)
+            values, nxt["engram_history"] = ref.causal_taps(
+                values, state["engram_history"], e.taps, e.dilation
+            )
         stream = self._embed(tokens)
         streams = []
         for index, layer in enumerate(self.layers):
@@ -191,7 +207,9 @@ class Needle(nn.Module):
                 y, nxt[name] = ref.causal_taps(x, state[name], weight, 1)
                 return y
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, tag: str = f"{index:02d}", ring: bool = ring) -> Tensor:
+            def attend(
+                q: Tensor, k: Tensor, v: Tensor, tag: str = f"{index:02d}", ring: bool = ring
+            ) -> Tensor:
                 out, nxt[f"k_{tag}"], nxt[f"v_{tag}"] = ref.cached_attention(
                     q, k, v, state[f"k_{tag}"], state[f"v_{tag}"], position, g.qk_head_dim**-0.5, ring
                 )
@@ -214,6 +232,8 @@ class Needle(nn.Module):
             UsageError: the checkpoint has no such head.
         """
         if name not in self.heads:
-            raise UsageError(f"this checkpoint has no {name} head", fix=f"it has: {', '.join(self.heads) or 'none'}")
+            raise UsageError(
+                f"this checkpoint has no {name} head", fix=f"it has: {', '.join(self.heads) or 'none'}"
+            )
         out: Tensor = self.heads[name](torch.stack(self.hidden(tokens), dim=-2))
         return out

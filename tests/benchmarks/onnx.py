@@ -38,7 +38,9 @@ FOLDER = Path("build/bench")
 
 def main() -> None:
     """Build both, time them in turn, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--geometry", choices=("published", "small"), default="published")
     parser.add_argument("--rows", type=int, default=256, help="cache rows, all in use")
     parser.add_argument("--threads", type=int, default=1)
@@ -77,9 +79,7 @@ def build_ours(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
     """Our artifact in a folder, and what building took."""
     out = FOLDER / f"ours-{checkpoint.stem}-{rows}"
     start = time.perf_counter()
-    report = pipeline.build(
-        BuildOptions(str(checkpoint), out, context=rows, bench=False), NullProgress()
-    )
+    report = pipeline.build(BuildOptions(str(checkpoint), out, context=rows, bench=False), NullProgress())
     artifact = report.artifacts[0]
     return out, {
         "build_s": time.perf_counter() - start,
@@ -98,9 +98,13 @@ class PlainStep(torch.nn.Module):
         self.net, self.rows = net, rows
         self.names = tuple(s.name for s in state_specs(net.geometry, rows))
 
-    def forward(self, tokens: torch.Tensor, position: torch.Tensor, state: list[torch.Tensor]) -> list[torch.Tensor]:
+    def forward(
+        self, tokens: torch.Tensor, position: torch.Tensor, state: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """tokens [1], position [1] -> logits, next state."""
-        logits, following = self.net.step(tokens, position, dict(zip(self.names, state, strict=True)), self.rows)
+        logits, following = self.net.step(
+            tokens, position, dict(zip(self.names, state, strict=True)), self.rows
+        )
         return [logits, *following.values()]
 
 
@@ -127,9 +131,15 @@ def export_plain(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
         assert program is not None
         program.save(str(folder / "decode.onnx"), external_data=True)
         size = sum(f.stat().st_size for f in folder.iterdir())
-        facts.write_text(json.dumps({
-            "build_s": time.perf_counter() - start, "nodes": len(program.model.graph), "bytes": size,
-        }))
+        facts.write_text(
+            json.dumps(
+                {
+                    "build_s": time.perf_counter() - start,
+                    "nodes": len(program.model.graph),
+                    "bytes": size,
+                }
+            )
+        )
     return folder, json.loads(facts.read_text())
 
 
@@ -187,7 +197,9 @@ def table(result: dict[str, Any]) -> str:
     ]
     for name in ("ours", "plain"):
         row = result[name]
-        lines.append(f"{name:8}{row['decode_ms']:>9.2f} ms{row['nodes']:>8,}{row['bytes']:>14,}{row['build_s']:>8.1f} s")
+        lines.append(
+            f"{name:8}{row['decode_ms']:>9.2f} ms{row['nodes']:>8,}{row['bytes']:>14,}{row['build_s']:>8.1f} s"
+        )
     ratio = result["ratio"]
     lines += [
         "",

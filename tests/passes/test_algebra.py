@@ -34,7 +34,7 @@ def test_a_diagonal_near_zero_is_not_inverted():
     with torch.no_grad():
         net.layers[1].mlp.d1[5] = 0.0
     program, fired = _run(net)
-    assert [p for p in fired["absorb_diagonal"].places] == [("absorb_diagonal", 0), ("absorb_diagonal", 2)]
+    assert fired["absorb_diagonal"].places == [("absorb_diagonal", 0), ("absorb_diagonal", 2)]
     (left,) = fired["absorb_diagonal"].left
     assert left.layer == 1 and "too small to invert" in left.reason
     inputs = step_inputs(net, CONTEXT, 1)
@@ -82,5 +82,7 @@ def test_the_last_mixing_is_dropped_and_only_it(rows):
 
 def test_equal_constants_are_stored_once():
     program, _ = _run(needle(SMALL))
-    permutations = [w for w in program.weights.values() if w.value.dtype == torch.int64 and w.value.numel() == 128]
+    permutations = [
+        w for w in program.weights.values() if w.value.dtype == torch.int64 and w.value.numel() == 128
+    ]
     assert len(permutations) == 2

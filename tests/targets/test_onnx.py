@@ -19,7 +19,12 @@ from tests.support.geometries import VARIANTS
 from tests.support.programs import compile_onnx, sample_checkpoint, tokens
 
 CASES = [(name, 60, 24, "fp32") for name in VARIANTS if name not in ("all_heads", "no_heads")]
-CASES += [("small", 16, 24, "fp32"), ("small", 60, 23, "fp32"), ("small", 60, 21, "fp32"), ("small", 60, 24, "fp16")]
+CASES += [
+    ("small", 16, 24, "fp32"),
+    ("small", 60, 23, "fp32"),
+    ("small", 60, 21, "fp32"),
+    ("small", 60, 24, "fp16"),
+]
 CASES += [("orders", 60, 21, "fp16"), ("no_taps", 60, 23, "fp32"), ("lanes", 12, 21, "fp32")]
 
 
@@ -115,9 +120,13 @@ def test_weights_are_stored_once(artifact):
     used = []
     for phase in ("decode", "prefill"):
         model = onnx.load(folder / f"{phase}.onnx", load_external_data=False)
-        used.append({
-            next(e.value for e in t.external_data if e.key == "offset") for t in model.graph.initializer if t.external_data
-        })
+        used.append(
+            {
+                next(e.value for e in t.external_data if e.key == "offset")
+                for t in model.graph.initializer
+                if t.external_data
+            }
+        )
     matrices = {str(int(o)) for o in used[0]} & {str(int(o)) for o in used[1]}
     assert len(matrices) > 0.9 * min(len(u) for u in used)
 
@@ -151,7 +160,9 @@ runner = session.OnnxRunner(Path(r"{tmp_path}"))
 runner.feed(np.arange(1, 20))
 runner.feed(np.arange(1, 2))
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

@@ -10,9 +10,7 @@ from needle_export.graph.patterns import patterns
 __all__ = ["Fired", "Left", "Pass", "pipeline"]
 
 
-def pipeline(
-    taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool
-) -> list[Pass]:
+def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
     Args:

@@ -10,7 +10,7 @@ from torch import fx
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired, Left
 from needle_export.graph.passes.constants import derived_parts
-from needle_export.graph.program import Part, Program, Weight, layer_of
+from needle_export.graph.program import FxNode, Part, Program, Weight, layer_of
 
 aten = torch.ops.aten
 
@@ -52,7 +52,9 @@ def fold_bias(program: Program) -> Fired:
         if weight is None or isinstance(constant, fx.Node) or len(product.users) != 1:
             continue
         width = int(weight.value.shape[-1])
-        bias = Weight(f"{weight.name}.bias", torch.full((width,), float(constant)), _one_part(weight, width), True)
+        bias = Weight(
+            f"{weight.name}.bias", torch.full((width,), float(constant)), _one_part(weight, width), True
+        )
         one = Weight(f"{weight.name}.one", torch.ones(()), _one_part(weight, 1), True)
         args = (product.args[0], product.args[1], program.add_weight(bias), program.add_weight(one))
         node.replace_all_uses_with(program.call(node, linear, args, like=node))
@@ -91,19 +93,31 @@ def trim_kronecker(program: Program) -> Fired:
     for node in program.nodes(kron):
         x = node.args[0]
         inner, diagonal = x, None
-        if isinstance(x, fx.Node) and x.target is aten.mul.Tensor and program.weight_of(x.args[0]) is not None:
+        if (
+            isinstance(x, fx.Node)
+            and x.target is aten.mul.Tensor
+            and program.weight_of(x.args[0]) is not None
+        ):
             diagonal, inner = program.weight_of(x.args[0]), x.args[1]
         if inner.target is not aten.pad.default or len(inner.users) != 1:
             continue
         width, block = int(inner.args[0].meta["val"].shape[-1]), int(node.args[2].meta["val"].shape[0])
         a = program.weight_of(node.args[1])
         if width % block or a is None:
-            fired.left.append(Left("trim_kronecker", layer_of(node), node.name,
-                                   f"the width {width} is not a multiple of the factor's {block}"))
+            fired.left.append(
+                Left(
+                    "trim_kronecker",
+                    layer_of(node),
+                    node.name,
+                    f"the width {width} is not a multiple of the factor's {block}",
+                )
+            )
             continue
         source = inner.args[0]
         if diagonal is not None:
-            cut = Weight(f"{diagonal.name}.cut", diagonal.value[:width].contiguous(), _one_part(diagonal, width))
+            cut = Weight(
+                f"{diagonal.name}.cut", diagonal.value[:width].contiguous(), _one_part(diagonal, width)
+            )
             source = program.call(node, aten.mul.Tensor, (program.add_weight(cut), source), like=node)
         rows = a.value[: width // block].contiguous()
         new_a = program.add_weight(Weight(f"{a.name}.cut", rows, _one_part(a, rows.numel())))
@@ -112,10 +126,19 @@ def trim_kronecker(program: Program) -> Fired:
     program.sweep()
     for node in program.nodes(aten.slice.Tensor):
         scaled, dim, start, end = node.args
-        if start != 0 or scaled.target is not aten.mul.Tensor or dim % scaled.meta["val"].dim() != scaled.meta["val"].dim() - 1:
+        if (
+            start != 0
+            or scaled.target is not aten.mul.Tensor
+            or dim % scaled.meta["val"].dim() != scaled.meta["val"].dim() - 1
+        ):
             continue
         diagonal, product = program.weight_of(scaled.args[0]), scaled.args[1]
-        if diagonal is None or product.target is not kron or len(product.users) != 1 or len(scaled.users) != 1:
+        if (
+            diagonal is None
+            or product.target is not kron
+            or len(product.users) != 1
+            or len(scaled.users) != 1
+        ):
             continue
         a, block = program.weight_of(product.args[1]), int(product.args[2].meta["val"].shape[1])
         if a is None or end % block:
@@ -124,7 +147,9 @@ def trim_kronecker(program: Program) -> Fired:
         new_a = program.add_weight(Weight(f"{a.name}.cut", columns, _one_part(a, columns.numel())))
         short = program.call(node, kron, (product.args[0], new_a, product.args[2]), like=product)
         cut = Weight(f"{diagonal.name}.cut", diagonal.value[:end].contiguous(), _one_part(diagonal, end))
-        node.replace_all_uses_with(program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node))
+        node.replace_all_uses_with(
+            program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node)
+        )
         fired.add("trim_kronecker", layer_of(node))
     program.sweep()
     return fired
@@ -145,21 +170,31 @@ def absorb_diagonal(program: Program) -> Fired:
         scale = program.weight_of(normed.args[1])
         others = [u for u in normed.users if u is not node]
         matrices = [program.weight_of(u.args[1]) for u in others if u.target is aten.matmul.default]
-        if scale is None or len(matrices) != len(others) or any(
-            m is None or m.value.numel() > FOLD_LIMIT for m in matrices
+        if (
+            scale is None
+            or len(matrices) != len(others)
+            or any(m is None or m.value.numel() > FOLD_LIMIT for m in matrices)
         ):
             continue
         size = diagonal.value.abs()
         if float(size.min()) < 1e-2 * float(size.max()):
-            fired.left.append(Left("absorb_diagonal", layer_of(node), node.name,
-                                   "the diagonal has entries too small to invert"))
+            fired.left.append(
+                Left(
+                    "absorb_diagonal",
+                    layer_of(node),
+                    node.name,
+                    "the diagonal has entries too small to invert",
+                )
+            )
             continue
         merged = Weight(f"{scale.name}.d1", scale.value * diagonal.value, scale.parts, True)
         args = (normed.args[0], program.add_weight(merged), normed.args[2])
         new = program.call(normed, norm, args, like=normed)
         for user, matrix in zip(others, matrices, strict=True):
             assert matrix is not None
-            inverse = Weight(f"{matrix.name}.d1", matrix.value / diagonal.value.unsqueeze(-1), matrix.parts, True)
+            inverse = Weight(
+                f"{matrix.name}.d1", matrix.value / diagonal.value.unsqueeze(-1), matrix.parts, True
+            )
             replaced = program.call(user, aten.matmul.default, (new, program.add_weight(inverse)), like=user)
             user.replace_all_uses_with(replaced)
         node.replace_all_uses_with(new)
@@ -186,7 +221,7 @@ def cancel_residual(program: Program) -> Fired:
     return fired
 
 
-def _terms(node: fx.Node) -> list[fx.Node]:
+def _terms(node: FxNode) -> list[FxNode]:
     if node.target is aten.add.Tensor and all(isinstance(a, fx.Node) for a in node.args):
         left, right = node.args
         return [*_terms(left), *_terms(right)]
@@ -223,7 +258,10 @@ def fuse_add_norm(program: Program) -> Fired:
         total = node.args[0]
         if total.target is not aten.add.Tensor or not all(isinstance(a, fx.Node) for a in total.args):
             continue
-        if any(a.meta["val"].shape != total.meta["val"].shape for a in total.args) or node.args[1].meta["val"].dim() != 1:
+        if (
+            any(a.meta["val"].shape != total.meta["val"].shape for a in total.args)
+            or node.args[1].meta["val"].dim() != 1
+        ):
             continue
         fused = program.call(total, op("add_rms_norm"), (*total.args, *node.args[1:]), like=node)
         normed, added = (program.call(total, operator.getitem, (fused, i), like=node) for i in (0, 1))

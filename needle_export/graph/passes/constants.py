@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from needle_export.graph.passes.base import Fired
-from needle_export.graph.program import CONSTANT, Part, Program, Weight
+from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ def derived_parts(value: Tensor, inputs: Sequence[Weight]) -> tuple[Part, ...]:
 def share_constants(program: Program) -> Fired:
     """Let equal small constants (vectors of ones, permutations) be one."""
     fired = Fired()
-    seen: dict[tuple[str, tuple[int, ...], bytes], fx.Node] = {}
+    seen: dict[tuple[str, tuple[int, ...], bytes], FxNode] = {}
     for node in list(program.graph.nodes):
         weight = program.weight_of(node)
         if weight is None or any(p.role not in (CONSTANT, "mixing") for p in weight.parts):

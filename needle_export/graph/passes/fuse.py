@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 
-from torch import fx
-
 from needle_export.graph.match import Match, Refused, find
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired, Left
 from needle_export.graph.patterns import Pattern
-from needle_export.graph.program import Program, layer_of
+from needle_export.graph.program import FxNode, Program, layer_of
 
 
 def fuse(program: Program, pattern: Pattern) -> Fired:
@@ -63,7 +61,7 @@ def _replace(program: Program, match: Match) -> None:
         _move_streams(program, old, new)
 
 
-def _move_streams(program: Program, old: fx.Node, new: fx.Node) -> None:
+def _move_streams(program: Program, old: FxNode, new: FxNode) -> None:
     for index, node in program.streams.items():
         if node is old:
             program.streams[index] = new

@@ -9,7 +9,7 @@ from torch import fx
 
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired
-from needle_export.graph.program import Part, Program, Weight, layer_of
+from needle_export.graph.program import FxNode, Part, Program, Weight, layer_of
 
 aten = torch.ops.aten
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def merge_projections(program: Program) -> Fired:
     """Concatenate the weights of matmuls that share their input; their results become a split."""
     fired = Fired()
-    groups: dict[fx.Node, list[fx.Node]] = {}
+    groups: dict[FxNode, list[FxNode]] = {}
     for node in program.nodes(aten.matmul.default):
         if program.weight_of(node.args[1]) is not None and program.weight_of(node.args[0]) is None:
             groups.setdefault(node.args[0], []).append(node)
@@ -45,7 +45,7 @@ def merge_projections(program: Program) -> Fired:
 
 
 def _split(
-    program: Program, before: fx.Node, value: fx.Node, sizes: list[int], dim: int, olds: list[fx.Node]
+    program: Program, before: FxNode, value: FxNode, sizes: list[int], dim: int, olds: list[FxNode]
 ) -> None:
     split = program.call(before, aten.split_with_sizes.default, (value, sizes, dim), like=before)
     for index, old in enumerate(olds):
@@ -57,7 +57,9 @@ def _rejoin(program: Program) -> None:
     """A concatenation of neighbouring pieces of one split is one wider piece of it."""
     for cat in program.nodes(aten.cat.default):
         pieces = list(cat.args[0])
-        if not all(isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces):
+        if not all(
+            isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces
+        ):
             continue
         split = pieces[0].args[0]
         first = pieces[0].args[1]
@@ -68,7 +70,7 @@ def _rejoin(program: Program) -> None:
         regroup(program, split, first, len(pieces), cat)
 
 
-def regroup(program: Program, split: fx.Node, first: int, count: int, joined: fx.Node | None) -> fx.Node:
+def regroup(program: Program, split: FxNode, first: int, count: int, joined: FxNode | None) -> FxNode:
     """Make ``count`` pieces of a split, from ``first`` on, one piece; returns it.
 
     ``joined`` is a node whose value it takes over.
@@ -96,14 +98,14 @@ def merge_lane_gates(program: Program) -> Fired:
     checkpoint's any more.
     """
     fired = Fired()
-    by_input: dict[fx.Node, list[fx.Node]] = {}
+    by_input: dict[FxNode, list[FxNode]] = {}
     for node in program.nodes(op("scaled_linear")):
         users = list(node.users)
         if len(users) == 1 and users[0].target is aten.sigmoid.default:
             by_input.setdefault(node.args[0], []).append(node)
     for x, gates in by_input.items():
-        ws = [[program.weight_of(a) for a in g.args[1:]] for g in gates]
-        if len(gates) < 2 or any(w is None for row in ws for w in row):
+        ws = [[w for a in g.args[1:] if (w := program.weight_of(a)) is not None] for g in gates]
+        if len(gates) < 2 or any(len(row) < 3 for row in ws):
             continue
         weight = torch.cat([w.value * a.value for w, _, a in ws], dim=-1)
         bias = torch.cat([b.value for _, b, _ in ws])
@@ -136,9 +138,9 @@ def join_heads(program: Program) -> Fired:
         qn, kn = q.args[0], k.args[0]
         if qn.target is not norm or kn.target is not norm or qn.args[2] != kn.args[2]:
             continue
-        scales = program.weight_of(qn.args[1]), program.weight_of(kn.args[1])
+        scales = [w for n in (qn, kn) if (w := program.weight_of(n.args[1])) is not None]
         pieces = qn.args[0].args[0], kn.args[0].args[0]
-        if None in scales or any(p.target is not operator.getitem or len(p.users) != 1 for p in pieces):
+        if len(scales) < 2 or any(p.target is not operator.getitem or len(p.users) != 1 for p in pieces):
             continue
         split, first = pieces[0].args
         if pieces[1].args != (split, first + 1) or split.target is not aten.split_with_sizes.default:
@@ -151,8 +153,12 @@ def join_heads(program: Program) -> Fired:
         wide = regroup(program, split, first, 2, None)
         before = _after(program, wide, q, k)
         folded = program.add_weight(
-            Weight(f"layers.{layer_of(q)}.attention.qk_norm", scale,
-                   (_resized(scales[0], heads * width), _resized(scales[1], groups * width)), True)
+            Weight(
+                f"layers.{layer_of(q)}.attention.qk_norm",
+                scale,
+                (_resized(scales[0], heads * width), _resized(scales[1], groups * width)),
+                True,
+            )
         )
         shaped = program.call(before, aten.reshape.default, (wide, [rows, heads + groups, width]), like=q)
         normed = program.call(before, norm, (shaped, folded, qn.args[2]), like=q)
@@ -163,7 +169,7 @@ def join_heads(program: Program) -> Fired:
     return fired
 
 
-def _after(program: Program, wide: fx.Node, q: fx.Node, k: fx.Node) -> fx.Node:
+def _after(program: Program, wide: FxNode, q: FxNode, k: FxNode) -> FxNode:
     """The first of the two rotations: everything both need stands before it, or can."""
     order = {node: i for i, node in enumerate(program.graph.nodes)}
     angles = max((order[a], a) for a in q.args[1:])[1]
@@ -197,11 +203,13 @@ def tile_slices(program: Program) -> Fired:
     return fired
 
 
-def _tile(program: Program, value: fx.Node, slices: list[fx.Node]) -> bool:
+def _tile(program: Program, value: FxNode, slices: list[FxNode]) -> bool:
     rank = value.meta["val"].dim()
     dim = slices[0].args[1] % rank
-    spans = sorted(((s.args[2], min(s.args[3], int(value.meta["val"].shape[dim])), s) for s in slices),
-                   key=lambda t: t[0])
+    spans = sorted(
+        ((s.args[2], min(s.args[3], int(value.meta["val"].shape[dim])), s) for s in slices),
+        key=lambda t: t[0],
+    )
     ends = [0, *(e for _, e, _ in spans)]
     tiled = all(start == end for (start, _, _), end in zip(spans, ends, strict=False))
     if not tiled or ends[-1] != value.meta["val"].shape[dim] or any(s.args[1] % rank != dim for s in slices):
@@ -212,7 +220,7 @@ def _tile(program: Program, value: fx.Node, slices: list[fx.Node]) -> bool:
     return True
 
 
-def _pick(program: Program, value: fx.Node, selects: list[fx.Node]) -> bool:
+def _pick(program: Program, value: FxNode, selects: list[FxNode]) -> bool:
     count = int(value.meta["val"].shape[0])
     by_index = {s.args[2]: s for s in selects}
     if any(s.args[1] != 0 for s in selects) or sorted(by_index) != list(range(count)):

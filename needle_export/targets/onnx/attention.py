@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from torch import fx
 
 from needle_export.graph.ops import op
+from needle_export.graph.program import FxNode
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering
 from needle_export.targets.onnx.fused import positions
 
 
-def cached_attention(b: Builder, n: fx.Node) -> None:
+def cached_attention(b: Builder, n: FxNode) -> None:
     """Write the new rows, then attend; a chunk into a ring attends first."""
     q, k, v, k_cache, v_cache, position, scale, ring = n.args
     rows, groups, width = b.dims_of(k)
@@ -49,7 +49,7 @@ def cached_attention(b: Builder, n: fx.Node) -> None:
     assert rows == b.rows
 
 
-def _target(b: Builder, position: fx.Node, size: int, ring: bool) -> ir.Value:
+def _target(b: Builder, position: FxNode, size: int, ring: bool) -> ir.Value:
     """Cache rows that the new rows go to, [T, 1]."""
     key = ("target", size if ring else 0)
     if key not in b.memo:
@@ -61,7 +61,7 @@ def _target(b: Builder, position: fx.Node, size: int, ring: bool) -> ir.Value:
     return value
 
 
-def _write_keys(b: Builder, keys: ir.Value, k: fx.Node, target: ir.Value, groups: int) -> ir.Value:
+def _write_keys(b: Builder, keys: ir.Value, k: FxNode, target: ir.Value, groups: int) -> ir.Value:
     ref = b.ref(k)
     if b.rows == 1 and len(ref.dims) == 4:
         # The rotation leaves [1, G, 1, D]: address each group's row, and no reshape is needed.
@@ -77,7 +77,7 @@ def _write_keys(b: Builder, keys: ir.Value, k: fx.Node, target: ir.Value, groups
     return rows
 
 
-def _mask(b: Builder, position: fx.Node, keys: ir.Value, ring: bool) -> ir.Value:
+def _mask(b: Builder, position: FxNode, keys: ir.Value, ring: bool) -> ir.Value:
     """0 for rows at or before each query's position, minus infinity behind: [T, s].
 
     Also right for a ring at one row: once it has wrapped, every row is in the window.
@@ -91,7 +91,7 @@ def _mask(b: Builder, position: fx.Node, keys: ir.Value, ring: bool) -> ir.Value
     return value
 
 
-def _ring_mask(b: Builder, position: fx.Node, keys: ir.Value, size: int) -> ir.Value:
+def _ring_mask(b: Builder, position: FxNode, keys: ir.Value, size: int) -> ir.Value:
     """Which of the ring's rows and the new rows each query sees: [T, s + T]."""
     key = ("ring mask", size)
     if key not in b.memo:
@@ -117,15 +117,13 @@ def _slots(b: Builder, keys: ir.Value) -> ir.Value:
 
 
 def _additive(b: Builder, visible: ir.Value) -> ir.Value:
-    value: ir.Value = b.op(
-        "Where", visible, b.constant(0.0, np.float32), b.constant(-np.inf, np.float32)
-    )
+    value: ir.Value = b.op("Where", visible, b.constant(0.0, np.float32), b.constant(-np.inf, np.float32))
     return value
 
 
 def _by_hand(
     b: Builder,
-    q: fx.Node,
+    q: FxNode,
     keys: ir.Value,
     values: ir.Value,
     mask: ir.Value,
@@ -167,7 +165,7 @@ def _by_hand(
 
 def _by_op(
     b: Builder,
-    q: fx.Node,
+    q: FxNode,
     keys: ir.Value,
     values: ir.Value,
     mask: ir.Value,

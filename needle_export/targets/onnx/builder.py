@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import onnx_ir.convenience
-from torch import fx
 
-from needle_export.graph.program import Program, Weight, layer_of
+from needle_export.graph.program import FxNode, Program, Weight, layer_of
 from needle_export.targets.onnx.store import WeightFile
 
 Dims = tuple[int | None, ...]
@@ -56,7 +55,9 @@ class Features:
 
 def features(opset: int) -> Features:
     """The features of a supported opset."""
-    return {24: Features(24, True, True), 23: Features(23, True, False), 21: Features(21, False, False)}[opset]
+    return {24: Features(24, True, True), 23: Features(23, True, False), 21: Features(21, False, False)}[
+        opset
+    ]
 
 
 class Builder:
@@ -73,7 +74,7 @@ class Builder:
         self.rows = program.rows
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
-        self.env: dict[fx.Node, Ref | tuple[Ref, ...]] = {}
+        self.env: dict[FxNode, Ref | tuple[Ref, ...]] = {}
         self.memo: dict[object, Any] = {}
         self.layer = -1
         self._count = 0
@@ -126,7 +127,9 @@ class Builder:
 
     # --- weights -----------------------------------------------------------------------------------
 
-    def weight(self, node: fx.Node, *, transpose: bool = False, shape: Sequence[int] | None = None) -> ir.Value:
+    def weight(
+        self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None
+    ) -> ir.Value:
         """A weight as float32 (or integers), ready for arithmetic."""
         return self._widened(*self.raw_weight(node, transpose=transpose, shape=shape))
 
@@ -146,7 +149,7 @@ class Builder:
         return cast
 
     def raw_weight(
-        self, node: fx.Node, *, transpose: bool = False, shape: Sequence[int] | None = None
+        self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None
     ) -> tuple[ir.Value, bool]:
         """A weight as it is stored, and whether that is half precision."""
         weight = self.program.weights[node.name]
@@ -175,17 +178,17 @@ class Builder:
         self.memo[key] = self._external(unique, stored.offset, data)
         return self.memo[key], data.dtype == np.float16
 
-    def number(self, node: fx.Node) -> float:
+    def number(self, node: FxNode) -> float:
         """The value of a scalar weight."""
         return float(self.program.weights[node.name].value)
 
     # --- shapes ------------------------------------------------------------------------------------
 
-    def dims_of(self, node: fx.Node) -> Dims:
+    def dims_of(self, node: FxNode) -> Dims:
         """The logical shape of an FX node."""
         return tuple(d if isinstance(d, int) else None for d in node.meta["val"].shape)
 
-    def ref(self, node: fx.Node) -> Ref:
+    def ref(self, node: FxNode) -> Ref:
         """What an FX node became."""
         if self.program.weight_of(node) is not None:
             return Ref(self.weight(node), self.dims_of(node))
@@ -194,7 +197,7 @@ class Builder:
             raise TypeError(f"{node.name} has several results")
         return found
 
-    def get(self, node: fx.Node, dims: Dims | None = None) -> ir.Value:
+    def get(self, node: FxNode, dims: Dims | None = None) -> ir.Value:
         """An FX node's value in a wanted shape (default: its logical one)."""
         return self.shaped(self.ref(node), self.dims_of(node) if dims is None else dims)
 
@@ -216,11 +219,11 @@ class Builder:
         """Elements per T."""
         return math.prod(d for d in dims if d is not None)
 
-    def put(self, node: fx.Node, value: ir.Value, dims: Dims | None = None) -> None:
+    def put(self, node: FxNode, value: ir.Value, dims: Dims | None = None) -> None:
         """Record what an FX node became."""
         self.env[node] = Ref(value, self.dims_of(node) if dims is None else dims)
 
-    def at(self, node: fx.Node) -> None:
+    def at(self, node: FxNode) -> None:
         """Name the nodes that follow after the block of an FX node."""
         self.layer = layer_of(node)
 

@@ -10,21 +10,22 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from needle_export.graph.program import FxNode
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 
 aten = torch.ops.aten
 
-Lowering = Callable[[Builder, fx.Node], None]
+Lowering = Callable[[Builder, FxNode], None]
 
 FLOAT, INT64 = int(ir.DataType.FLOAT), int(ir.DataType.INT64)
 
 
-def view(b: Builder, n: fx.Node) -> None:
+def view(b: Builder, n: FxNode) -> None:
     """A view keeps elements and their order; its shape is made only when somebody asks for it."""
     b.env[n] = b.ref(n.args[0])
 
 
-def permute(b: Builder, n: fx.Node) -> None:
+def permute(b: Builder, n: FxNode) -> None:
     """A permutation that only moves dimensions of size 1 is a view."""
     source, order = b.dims_of(n.args[0]), [d % len(n.args[1]) for d in n.args[1]]
     moved = [d for d in order if source[d] != 1]
@@ -34,7 +35,7 @@ def permute(b: Builder, n: fx.Node) -> None:
         b.put(n, b.op("Transpose", b.get(n.args[0]), perm=order))
 
 
-def expand(b: Builder, n: fx.Node) -> None:
+def expand(b: Builder, n: FxNode) -> None:
     """Copies along new leading sizes; T is never expanded to."""
     dims = b.dims_of(n)
     if dims == b.dims_of(n.args[0]):
@@ -51,7 +52,7 @@ def expand(b: Builder, n: fx.Node) -> None:
 def binary(kind: str) -> Lowering:
     """Add or Mul."""
 
-    def lower(b: Builder, n: fx.Node) -> None:
+    def lower(b: Builder, n: FxNode) -> None:
         left, right = n.args
         if kind == "Add" and _is_zero(b, right):
             view(b, n)
@@ -84,19 +85,19 @@ def _is_zero(b: Builder, arg: object) -> bool:
 def unary(kind: str) -> Lowering:
     """Sigmoid, Cos, Sin."""
 
-    def lower(b: Builder, n: fx.Node) -> None:
+    def lower(b: Builder, n: FxNode) -> None:
         a = b.ref(n.args[0])
         b.env[n] = Ref(b.op(kind, a.value), a.dims)
 
     return lower
 
 
-def softmax(b: Builder, n: fx.Node) -> None:
+def softmax(b: Builder, n: FxNode) -> None:
     """Over the last axis."""
     b.put(n, b.op("Softmax", b.get(n.args[0]), axis=-1))
 
 
-def silu(b: Builder, n: fx.Node) -> None:
+def silu(b: Builder, n: FxNode) -> None:
     """x * sigmoid(x): one of ONNX Runtime's ops (the standard Swish has a slow kernel), or two standard ones."""
     a = b.ref(n.args[0])
     if b.feature.contrib:
@@ -106,7 +107,7 @@ def silu(b: Builder, n: fx.Node) -> None:
     b.env[n] = Ref(out, a.dims)
 
 
-def cast(b: Builder, n: fx.Node) -> None:
+def cast(b: Builder, n: FxNode) -> None:
     """To float32."""
     a = b.ref(n.args[0])
     if n.args[1] != torch.float32:
@@ -114,7 +115,7 @@ def cast(b: Builder, n: fx.Node) -> None:
     b.env[n] = Ref(b.op("Cast", a.value, to=FLOAT), a.dims)
 
 
-def arange(b: Builder, n: fx.Node) -> None:
+def arange(b: Builder, n: FxNode) -> None:
     """0 .. T-1."""
     if b.rows is not None:
         b.put(n, b.constant(np.arange(b.rows, dtype=np.int64)))
@@ -131,18 +132,18 @@ def rows_of(b: Builder) -> ir.Value:
     return value
 
 
-def _input(b: Builder, name: str) -> fx.Node:
+def _input(b: Builder, name: str) -> FxNode:
     return next(n for n in b.program.graph.nodes if n.op == "placeholder" and n.name == name)
 
 
-def embedding(b: Builder, n: fx.Node) -> None:
+def embedding(b: Builder, n: FxNode) -> None:
     """Rows of a table; a half-precision table is widened after the gather, row by row."""
     value, half = b.raw_weight(n.args[0])
     rows = b.op("Gather", value, b.get(n.args[1]), axis=0)
     b.put(n, b.op("Cast", rows, to=FLOAT) if half else rows)
 
 
-def index_select(b: Builder, n: fx.Node) -> None:
+def index_select(b: Builder, n: FxNode) -> None:
     """A fixed permutation of the last axis.
 
     GatherElements moves 1,024 floats in a ninth of Gather's time, which copies element by element through
@@ -154,14 +155,16 @@ def index_select(b: Builder, n: fx.Node) -> None:
     if key not in b.memo:
         row, _ = b.stored(b.program.weights[n.args[2].name], index.reshape(1, size).numpy())
         if b.rows is None:
-            shape = b.op("Concat", b.op("Shape", b.get(_input(b, "tokens"))), b.constant([size], np.int64), axis=0)
+            shape = b.op(
+                "Concat", b.op("Shape", b.get(_input(b, "tokens"))), b.constant([size], np.int64), axis=0
+            )
             row = b.op("Expand", row, shape)
         b.memo[key] = row
     dims: Dims = (b.rows, size)
     b.put(n, b.op("GatherElements", b.get(n.args[0], dims), b.memo[key], axis=-1), dims)
 
 
-def mean(b: Builder, n: fx.Node) -> None:
+def mean(b: Builder, n: FxNode) -> None:
     """Over one axis."""
     keep = int(len(n.args) > 2 and bool(n.args[2]))
     rank = len(b.dims_of(n.args[0]))
@@ -169,17 +172,17 @@ def mean(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("ReduceMean", b.get(n.args[0]), axes, keepdims=keep))
 
 
-def matmul(b: Builder, n: fx.Node) -> None:
+def matmul(b: Builder, n: FxNode) -> None:
     """With a weight on the right."""
     b.put(n, b.op("MatMul", b.get(n.args[0]), b.weight(n.args[1])))
 
 
-def linear(b: Builder, n: fx.Node) -> None:
+def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies, transposed by the op."""
     b.put(n, b.op("Gemm", b.get(n.args[0]), b.get(n.args[1]), transB=1))
 
 
-def slice_(b: Builder, n: fx.Node) -> None:
+def slice_(b: Builder, n: FxNode) -> None:
     """A range of one axis."""
     value, dim, start, end = n.args
     size = b.dims_of(value)[dim]
@@ -190,7 +193,7 @@ def slice_(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("Slice", b.get(value), *parts))
 
 
-def pad(b: Builder, n: fx.Node) -> None:
+def pad(b: Builder, n: FxNode) -> None:
     """Zeros behind the last axis."""
     value, amounts = n.args[:2]
     rank = len(b.dims_of(value))
@@ -199,7 +202,7 @@ def pad(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("Pad", b.get(value), b.constant(pads, np.int64)))
 
 
-def split(b: Builder, n: fx.Node) -> None:
+def split(b: Builder, n: FxNode) -> None:
     """Pieces along one axis, cut where the axis is contiguous with everything behind it."""
     value, sizes, dim = n.args
     logical = b.dims_of(value)
@@ -226,11 +229,12 @@ def split(b: Builder, n: fx.Node) -> None:
         ref, axis = Ref(b.shaped(ref, flat), flat), len(flat) - 1
     pieces = b.op("Split", ref.value, b.constant(lengths, np.int64), outputs=len(sizes), axis=axis)
     b.env[n] = tuple(
-        Ref(p, (*ref.dims[:axis], size, *ref.dims[axis + 1 :])) for p, size in zip(pieces, lengths, strict=True)
+        Ref(p, (*ref.dims[:axis], size, *ref.dims[axis + 1 :]))
+        for p, size in zip(pieces, lengths, strict=True)
     )
 
 
-def select(b: Builder, n: fx.Node) -> None:
+def select(b: Builder, n: FxNode) -> None:
     """One index of one axis."""
     value, dim, index = n.args
     if b.dims_of(value)[dim] == 1:
@@ -239,7 +243,7 @@ def select(b: Builder, n: fx.Node) -> None:
         b.put(n, b.op("Gather", b.get(value), b.constant(index, np.int64), axis=dim))
 
 
-def getitem(b: Builder, n: fx.Node) -> None:
+def getitem(b: Builder, n: FxNode) -> None:
     """One result of several."""
     results = b.env[n.args[0]]
     if isinstance(results, Ref):
@@ -247,7 +251,7 @@ def getitem(b: Builder, n: fx.Node) -> None:
     b.env[n] = results[n.args[1]]
 
 
-def ignored(b: Builder, n: fx.Node) -> None:
+def ignored(b: Builder, n: FxNode) -> None:
     """T as a number: shapes carry it, nothing is computed."""
 
 

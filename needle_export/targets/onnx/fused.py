@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from torch import fx
 
 from needle_export.graph.ops import op
+from needle_export.graph.program import FxNode
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering
 
 
-def rms_norm(b: Builder, n: fx.Node) -> None:
+def rms_norm(b: Builder, n: FxNode) -> None:
     """One op from opset 23 on; before, the mean of squares written out."""
     x, scale, eps = n.args
     dims = b.dims_of(x)
@@ -36,7 +36,7 @@ def _norm(b: Builder, value: ir.Value, gain: ir.Value, eps: float) -> ir.Value:
     return scaled
 
 
-def add_rms_norm(b: Builder, n: fx.Node) -> None:
+def add_rms_norm(b: Builder, n: FxNode) -> None:
     """The sum of two and its norm."""
     x, skip, scale, eps = n.args
     dims = b.dims_of(x)
@@ -53,7 +53,7 @@ def add_rms_norm(b: Builder, n: fx.Node) -> None:
     b.env[n] = (Ref(_norm(b, total, gain, eps), dims), Ref(total, dims))
 
 
-def rotary(b: Builder, n: fx.Node) -> None:
+def rotary(b: Builder, n: FxNode) -> None:
     """Half-split rotation of all heads."""
     x, cos, sin = n.args
     dims = b.dims_of(x)
@@ -76,7 +76,7 @@ def rotary(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("RotaryEmbedding", b.get(x, flat), c, s, num_heads=heads), flat)
 
 
-def sinkhorn(b: Builder, n: fx.Node) -> None:
+def sinkhorn(b: Builder, n: FxNode) -> None:
     """One op a half iteration: the first is a softmax, which is exp and rows at once and can't overflow."""
     logits, iterations = n.args
     size = b.dims_of(n)[-1]
@@ -88,14 +88,14 @@ def sinkhorn(b: Builder, n: fx.Node) -> None:
     b.put(n, value, dims)
 
 
-def causal_taps(b: Builder, n: fx.Node) -> None:
+def causal_taps(b: Builder, n: FxNode) -> None:
     """Depthwise convolution with carried history; its state lies channels first, [1, C, reach]."""
     x, history, taps, dilation = n.args
     weight = b.program.weights[taps.name]
     count, channels = weight.value.shape
     reach = (count - 1) * dilation
     kernel = np.zeros((channels, 1, reach + 1), np.float32)
-    kernel[:, 0, reach :: -dilation] = weight.value.numpy().T
+    kernel[:, 0, reach::-dilation] = weight.value.numpy().T
     past = b.ref(history).value
     if b.rows == 1:
         column = b.get(x, (1, channels, 1))
@@ -104,8 +104,13 @@ def causal_taps(b: Builder, n: fx.Node) -> None:
         column = b.shaped(turned, (1, channels, None))
     if b.feature.contrib:
         y, following = b.op(
-            "CausalConvWithState", column, b.array(weight, kernel), None, past,
-            outputs=2, domain=MICROSOFT,
+            "CausalConvWithState",
+            column,
+            b.array(weight, kernel),
+            None,
+            past,
+            outputs=2,
+            domain=MICROSOFT,
         )
     else:
         window = b.op("Concat", past, column, axis=2)
@@ -124,7 +129,7 @@ def causal_taps(b: Builder, n: fx.Node) -> None:
     b.env[n] = (Ref(b.op("Transpose", rows, perm=[1, 0]), (None, channels)), state)
 
 
-def kronecker(b: Builder, n: fx.Node) -> None:
+def kronecker(b: Builder, n: FxNode) -> None:
     """Two small matmuls, in the order that multiplies less at one row."""
     x, a, c = n.args
     rows, out = b.program.weights[a.name].value.shape
@@ -139,13 +144,13 @@ def kronecker(b: Builder, n: fx.Node) -> None:
     b.put(n, value, (*lead, out, width))
 
 
-def scaled_linear(b: Builder, n: fx.Node) -> None:
+def scaled_linear(b: Builder, n: FxNode) -> None:
     """A matmul with a factor and a bias in one op."""
     x, weight, bias, alpha = n.args
     b.put(n, b.op("Gemm", b.get(x), b.weight(weight), b.weight(bias), alpha=b.number(alpha)))
 
 
-def row_dot(b: Builder, n: fx.Node) -> None:
+def row_dot(b: Builder, n: FxNode) -> None:
     """Inner product of matching rows; at one row, a matmul."""
     left, right, scale = n.args
     if b.rows == 1:
@@ -156,7 +161,7 @@ def row_dot(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("Mul", total, b.constant(scale, np.float32)))
 
 
-def lane_read(b: Builder, n: fx.Node) -> None:
+def lane_read(b: Builder, n: FxNode) -> None:
     """Weighted sum of the lanes."""
     stream, gates = n.args
     _, lanes, width = b.dims_of(stream)
@@ -166,7 +171,7 @@ def lane_read(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("MatMul", b.get(gates, (None, 1, lanes)), b.get(stream)), (None, 1, width))
 
 
-def lane_write(b: Builder, n: fx.Node) -> None:
+def lane_write(b: Builder, n: FxNode) -> None:
     """Lane mixing and the outer product written back; at one row, two matmuls with an addend."""
     stream, mix, gates, y, gain = n.args
     _, lanes, width = b.dims_of(stream)
@@ -182,7 +187,7 @@ def lane_write(b: Builder, n: fx.Node) -> None:
     b.put(n, b.op("Add", b.op("MatMul", b.get(mix), b.get(stream)), written))
 
 
-def ngram_rows(b: Builder, n: fx.Node) -> None:
+def ngram_rows(b: Builder, n: FxNode) -> None:
     """The n-gram hash, all tables at once.
 
     int64 holds every product: the accumulator is below 2^32 and the prime below 2^25.
@@ -199,7 +204,10 @@ def ngram_rows(b: Builder, n: fx.Node) -> None:
     else:
         ends = [np.iinfo(np.int64).max, *(-j for j in range(1, count + 1))]
         back = [
-            Ref(b.op("Slice", window, *(b.constant([v], np.int64) for v in (count - j, ends[j], 0))), (b.rows,))
+            Ref(
+                b.op("Slice", window, *(b.constant([v], np.int64) for v in (count - j, ends[j], 0))),
+                (b.rows,),
+            )
             for j in range(count + 1)
         ]
     value = b.constant(b.program.weights[seeds.name].value.numpy().reshape(1, total))
@@ -208,7 +216,9 @@ def ngram_rows(b: Builder, n: fx.Node) -> None:
         mixed = b.op("BitwiseXor", value, b.shaped(back[j], (b.rows, 1)))
         following = b.op("BitwiseAnd", b.op("Mul", mixed, prime), mask)
         live = order_of > j
-        value = following if live.all() else b.op("Where", b.constant(live.reshape(1, total)), following, value)
+        value = (
+            following if live.all() else b.op("Where", b.constant(live.reshape(1, total)), following, value)
+        )
     value = b.op("BitwiseXor", value, b.op("Div", value, b.constant(1 << 15, np.int64)))
     rows = b.op("Mod", value, b.constant(slots, np.int64))
     at = b.shaped(Ref(positions(b, position), (b.rows,)), (b.rows, 1))
@@ -220,7 +230,7 @@ def ngram_rows(b: Builder, n: fx.Node) -> None:
     b.env[n] = (Ref(rows, dims), Ref(valid, dims), Ref(following_history, (count,)))
 
 
-def positions(b: Builder, position: fx.Node) -> ir.Value:
+def positions(b: Builder, position: FxNode) -> ir.Value:
     """Positions of the new rows, [T] int64."""
     if b.rows == 1:
         return b.get(position)
@@ -246,4 +256,3 @@ LOWERINGS: dict[object, Lowering] = {
     op("lane_write"): lane_write,
     op("ngram_rows"): ngram_rows,
 }
-

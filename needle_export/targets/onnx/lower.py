@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx_ir as ir
-from torch import fx
 
 from needle_export.errors import Unsupported
-from needle_export.graph.program import Program
+from needle_export.graph.program import FxNode, Program
 from needle_export.targets.onnx import attention, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
 from needle_export.targets.onnx.contract import Port
@@ -56,7 +55,7 @@ def lower(
                 dims = tuple(d if isinstance(d, int) else None for d in port.shape)
             b.env[node] = Ref(value, dims)
             graph_inputs.append(value)
-    results: tuple[fx.Node, ...] = ()
+    results: tuple[FxNode, ...] = ()
     streams = {node: index for index, node in program.streams.items()}
     for node in program.graph.nodes:
         if node.op == "output":
@@ -94,7 +93,7 @@ def lower(
 
 
 def _output(b: Builder, value: ir.Value, port: Port) -> ir.Value:
-    if value.is_graph_input() or value.name in b.initializers:
+    if value.producer() is None:
         value = b.op("Identity", value)
     value.name = port.name
     value.shape = ir.Shape(port.shape)
@@ -111,3 +110,7 @@ def count_ops(model: ir.Model) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def count_widened(model: ir.Model) -> int:
+    """Casts of stored weights, which a runtime folds when it loads the model."""
+    casts = [n.inputs[0] for n in model.graph if n.op_type == "Cast"]
+    return sum(value is not None and value.const_value is not None for value in casts)

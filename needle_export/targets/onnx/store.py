@@ -47,7 +47,7 @@ class WeightFile:
         self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = ""
     ) -> Stored:
         """Store a tensor, or find the equal one that is there already."""
-        data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         key = (array.dtype.name, tuple(array.shape), hashlib.sha256(data).digest())
         found = self._by_content.get(key)
         if found is not None:

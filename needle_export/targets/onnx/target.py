@@ -57,7 +57,7 @@ class OnnxTarget:
         import onnx
         import onnx_ir as ir
 
-        from needle_export.targets.onnx.lower import count_ops, lower
+        from needle_export.targets.onnx.lower import count_ops, count_widened, lower
         from needle_export.targets.onnx.store import WeightFile
 
         metadata = {
@@ -86,7 +86,7 @@ class OnnxTarget:
                 ir.save(model, folder / FILES[phase])
                 nodes[phase] = count_ops(model)
                 if phase == "decode":
-                    widened = sum(n.op_type == "Cast" and n.inputs[0].is_initializer() for n in model.graph)
+                    widened = count_widened(model)
                 onnx.checker.check_model(str(folder / FILES[phase]))
         notes = [_COSTS[options.opset]] if options.opset in _COSTS else []
         if options.weights == "fp16":
