@@ -61,17 +61,26 @@ TYPES_ONLY = {
 
 #: A runtime and the tools around it, and the one package that may import them.
 RUNTIMES = {
-    "onnx": "targets.onnx", "onnx_ir": "targets.onnx",
-    "onnxruntime": "targets.onnx", "onnxscript": "targets.onnx",
+    "onnx": "targets.onnx",
+    "onnx_ir": "targets.onnx",
+    "onnxruntime": "targets.onnx",
+    "onnxscript": "targets.onnx",
     "coremltools": "targets.coreml",
-    "ai_edge_litert": "targets.tflite", "litert_torch": "targets.tflite", "tflite_runtime": "targets.tflite",
+    "ai_edge_litert": "targets.tflite",
+    "litert_torch": "targets.tflite",
+    "tflite_runtime": "targets.tflite",
 }
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
-LOADED_LATE = frozenset({
-    "targets.onnx.attention", "targets.onnx.builder", "targets.onnx.elementwise", "targets.onnx.fused",
-    "targets.onnx.lower",
-})
+LOADED_LATE = frozenset(
+    {
+        "targets.onnx.attention",
+        "targets.onnx.builder",
+        "targets.onnx.elementwise",
+        "targets.onnx.fused",
+        "targets.onnx.lower",
+    }
+)
 
 #: Third parties by the packages that may import them at all.
 TORCH = frozenset({"model", "graph", "targets", "compile"})
@@ -184,12 +193,21 @@ def test_imports_point_one_way() -> None:
     assert not [str(i) for i in own() if not allowed(i)]
 
 
-@pytest.mark.parametrize(("importer", "target"), [
-    ("model.block", "targets.base"), ("graph.trace", "model.step"), ("checkpoint.sample", "pipeline"),
-    ("targets.onnx.target", "checkpoint.geometry"), ("measure.parity", "report.schema"),
-    ("cli.build", "graph.trace"), ("report.view", "inspection"), ("compile", "pipeline"),
-    ("errors", "cli.output"), ("targets.base", "cli"),
-])
+@pytest.mark.parametrize(
+    ("importer", "target"),
+    [
+        ("model.block", "targets.base"),
+        ("graph.trace", "model.step"),
+        ("checkpoint.sample", "pipeline"),
+        ("targets.onnx.target", "checkpoint.geometry"),
+        ("measure.parity", "report.schema"),
+        ("cli.build", "graph.trace"),
+        ("report.view", "inspection"),
+        ("compile", "pipeline"),
+        ("errors", "cli.output"),
+        ("targets.base", "cli"),
+    ],
+)
 def test_the_rule_can_refuse(importer: str, target: str) -> None:
     assert not allowed(Import(importer, target, 1, True, False))
 
@@ -217,11 +235,13 @@ def test_only_a_target_imports_its_runtime() -> None:
 def test_runtimes_are_imported_late() -> None:
     """Importing a target's module loads no runtime, unless the module is itself imported late."""
     early = [
-        str(i) for i, name in foreign()
+        str(i)
+        for i, name in foreign()
         if name in RUNTIMES and i.at_load and not i.typing_only and i.importer not in LOADED_LATE
     ]
     leading = [
-        str(i) for i in own()
+        str(i)
+        for i in own()
         if i.target in LOADED_LATE and i.importer not in LOADED_LATE and i.at_load and not i.typing_only
     ]
     assert not early + leading
@@ -235,10 +255,13 @@ def test_only_the_model_and_the_compiler_know_torch() -> None:
 def test_a_target_does_not_import_another() -> None:
     names = {p.name for p in (PACKAGE / "targets").iterdir() if p.is_dir() and p.name != "__pycache__"}
     crossed = [
-        str(i) for i in own()
+        str(i)
+        for i in own()
         for name in names
-        if within(i.importer, f"targets.{name}") and i.target.startswith("targets.")
-        and not within(i.target, f"targets.{name}") and not within(i.target, "targets.base")
+        if within(i.importer, f"targets.{name}")
+        and i.target.startswith("targets.")
+        and not within(i.target, f"targets.{name}")
+        and not within(i.target, "targets.base")
     ]
     assert not crossed
 
@@ -249,7 +272,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_loads_nothing_heavy() -> None:
     heavy = [
-        "numpy", "torch", "onnx", "onnx_ir", "onnxruntime", "huggingface_hub", "safetensors", "ml_dtypes",
+        "numpy",
+        "torch",
+        "onnx",
+        "onnx_ir",
+        "onnxruntime",
+        "huggingface_hub",
+        "safetensors",
+        "ml_dtypes",
     ]
     code = (
         "import sys\n"
@@ -283,8 +313,12 @@ def test_only_the_command_line_prints() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = isinstance(node, ast.Name) and node.id in ("print", "input")
-            stream = isinstance(node, ast.Attribute) and node.attr in ("stdout", "stderr") and \
-                isinstance(node.value, ast.Name) and node.value.id == "sys"
+            stream = (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("stdout", "stderr")
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "sys"
+            )
             # The worker's answer to its parent goes to its standard output.
             if (named or stream) and module != "measure.worker":
                 talkers.append(f"{module}, line {node.lineno}")
@@ -304,7 +338,10 @@ def test_files_stay_readable() -> None:
 def tracked() -> list[Path]:
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if listing.returncode:
         pytest.skip("not a git checkout")
@@ -332,7 +369,8 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         for number, line in enumerate(lines, 1):
             found += [
                 f"{path.relative_to(ROOT)}, line {number}: {what}"
-                for what, text in FOREIGN_TEXT.items() if text.search(line)
+                for what, text in FOREIGN_TEXT.items()
+                if text.search(line)
             ]
     assert not found
 

@@ -32,11 +32,15 @@ def node(kind: str, inputs: str, outputs: str, domain: str = "", **attributes: o
 
 def run(nodes: Sequence[onnx.NodeProto], feeds: Arrays, outputs: Arrays, constants: Arrays) -> float:
     """Median microseconds of one call."""
+
     def info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
     graph = helper.make_graph(
-        list(nodes), "g", [info(k, v) for k, v in feeds.items()], [info(k, v) for k, v in outputs.items()],
+        list(nodes),
+        "g",
+        [info(k, v) for k, v in feeds.items()],
+        [info(k, v) for k, v in outputs.items()],
         [onnx.numpy_helper.from_array(v, k) for k, v in constants.items()],
     )
     model = helper.make_model(
@@ -66,10 +70,9 @@ def f(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def repeated(
-    kind: Callable[[int], onnx.NodeProto], feeds: Arrays, outputs: Arrays, constants: Arrays
-) -> float:
+def repeated(kind: Callable[[int], onnx.NodeProto], feeds: Arrays, outputs: Arrays, constants: Arrays) -> float:
     """Microseconds a node in a chain: the difference between 40 and 8 of them, divided by 32."""
+
     def chain(count: int) -> float:
         nodes = [kind(i) for i in range(count)]
         nodes.append(node("Identity", f"x{count}", "y"))
@@ -102,15 +105,19 @@ def attention() -> None:
         flat = run(
             [node("Attention", "q k v m", "o", q_num_heads=H, kv_num_heads=G, scale=SCALE)],
             {"q": f(1, 1, H * QK), "k": k.reshape(1, size, -1), "v": v.reshape(1, size, -1), "m": mask},
-            {"o": f(1, 1, H * V)}, {},
+            {"o": f(1, 1, H * V)},
+            {},
         )
         heads = run(
             [node("Attention", "q k v m", "o", scale=SCALE)],
             {"q": f(1, H, 1, QK), "k": f(1, G, size, QK), "v": f(1, G, size, V), "m": mask},
-            {"o": f(1, H, 1, V)}, {},
+            {"o": f(1, H, 1, V)},
+            {},
         )
-        say(f"attention, {size} rows: {hand:.0f} us by hand, {flat:.0f} us Attention on [1, S, G*D], "
-            f"{heads:.0f} us on [1, G, S, D]")
+        say(
+            f"attention, {size} rows: {hand:.0f} us by hand, {flat:.0f} us Attention on [1, S, G*D], "
+            f"{heads:.0f} us on [1, G, S, D]"
+        )
 
 
 def prefix() -> None:
@@ -120,12 +127,16 @@ def prefix() -> None:
     inputs = ["q", "k", "v", "", "", "", "n"]
     whole = run(
         [helper.make_node("Attention", inputs, ["o"], q_num_heads=H, kv_num_heads=G, scale=SCALE)],
-        {"q": f(1, 1, H * QK), "k": k.reshape(1, 2048, -1), "v": v.reshape(1, 2048, -1),
-         "n": np.array([300], np.int64)},
-        {"o": f(1, 1, H * V)}, {},
+        {
+            "q": f(1, 1, H * QK),
+            "k": k.reshape(1, 2048, -1),
+            "v": v.reshape(1, 2048, -1),
+            "n": np.array([300], np.int64),
+        },
+        {"o": f(1, 1, H * V)},
+        {},
     )
-    say(f"300 rows in use of 2,048: {bound:.0f} us with a prefix of 320 bound, "
-        f"{whole:.0f} us with nonpad_kv_seqlen")
+    say(f"300 rows in use of 2,048: {bound:.0f} us with a prefix of 320 bound, {whole:.0f} us with nonpad_kv_seqlen")
 
 
 def write() -> None:
@@ -135,8 +146,10 @@ def write() -> None:
     nodes = [node("ScatterND", "c i u", "o")]
     idle = run([node("Identity", "u", "o")], {"u": feeds["u"]}, {"o": f(1, G, QK)}, {})
     same, apart = (run(nodes, feeds, {"o": out}, {}) for out in (cache, other))
-    say(f"writing a row: {same - idle:.1f} us in place, {apart - idle:.1f} us into another buffer "
-        f"(the {idle:.1f} us of an empty call taken off)")
+    say(
+        f"writing a row: {same - idle:.1f} us in place, {apart - idle:.1f} us into another buffer "
+        f"(the {idle:.1f} us of an empty call taken off)"
+    )
 
 
 def permutation() -> None:
@@ -144,18 +157,14 @@ def permutation() -> None:
     order = np.random.RandomState(11).permutation(1024).astype(np.int64)
     x, y = {"x0": f(1, 1024)}, {"y": f(1, 1024)}
     gather = repeated(lambda i: node("Gather", f"x{i} p", f"x{i + 1}", axis=1), x, y, {"p": order})
-    elements = repeated(
-        lambda i: node("GatherElements", f"x{i} p", f"x{i + 1}", axis=1), x, y, {"p": order[None]}
-    )
+    elements = repeated(lambda i: node("GatherElements", f"x{i} p", f"x{i + 1}", axis=1), x, y, {"p": order[None]})
     say(f"permuting 1,024 floats: {elements:.1f} us GatherElements, {gather:.1f} us Gather")
 
 
 def sinkhorn() -> None:
     """A node of a half iteration on a 4 x 4 matrix."""
     x, y = {"x0": np.abs(f(4, 4)) + 0.1}, {"y": f(4, 4)}
-    norm = repeated(
-        lambda i: node("LpNormalization", f"x{i}", f"x{i + 1}", axis=-1 - i % 2, p=1), x, y, {}
-    )
+    norm = repeated(lambda i: node("LpNormalization", f"x{i}", f"x{i + 1}", axis=-1 - i % 2, p=1), x, y, {})
     log = repeated(lambda i: node("LogSoftmax", f"x{i}", f"x{i + 1}", axis=-1 - i % 2), x, y, {})
     say(f"half a Sinkhorn iteration: {norm:.2f} us LpNormalization, {log:.2f} us LogSoftmax")
 
