@@ -389,13 +389,3 @@ def test_no_notes_to_self() -> None:
             hits = [n for n, line in enumerate(handle, 1) if words.search(line)]
         notes += [f"{module_of(path)}, line {n}" for n in hits]
     assert not notes
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
-    broken = []
-    for page in pages:
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in link and not (page.parent / link).exists():
-                broken.append(f"{page.relative_to(ROOT)}: {link}")
-    assert not broken

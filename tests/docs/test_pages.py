@@ -82,3 +82,9 @@ def test_files_named_in_pages_exist(page: Path) -> None:
     """Paths in backticks, from the root or from the package."""
     for name in re.findall(r"`([a-z_]+(?:/[A-Za-z_]+)+\.(?:py|md|toml))`", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists() or (ROOT / "needle_export" / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
