@@ -9,7 +9,8 @@ Exit codes, shared by all commands:
 3     bad input: a file is damaged, foreign, incomplete or missing
 4     verification failed: nothing was published
 5     not supported here: a runtime, a platform or a feature is absent
-130   interrupted
+70    internal error: a fault of this program
+130   interrupted (143: terminated)
 ====  =======================================================
 """
 

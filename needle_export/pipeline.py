@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
+from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.publish import publish, stage
 from needle_export.checkpoint.adapter import merge_lora, read_adapter
 from needle_export.checkpoint.checkpoint import Checkpoint, drop_head, read_checkpoint
-from needle_export.checkpoint.geometry import parameter_count
 from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
-from needle_export.errors import BadInput, UsageError, VerificationFailed
+from needle_export.errors import BadInput, Unsupported, UsageError, VerificationFailed
 from needle_export.measure import latency, parity
 from needle_export.measure.ledger import ledger_from_parts
+from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
     AdapterInfo,
     Artifact,
-    CheckpointInfo,
     FileInfo,
     KeptFloat,
     Latency,
@@ -69,8 +68,11 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.context,
             options.opset,
             compiler.max_chunk,
-            _metadata(checkpoint, options),
+            metadata(checkpoint, options),
         )
+        refusal = target.refuses(lowering)
+        if refusal:
+            raise Unsupported(refusal, where=f"--target {target.name}")
         compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(
@@ -83,7 +85,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         report = Report(
             SCHEMA,
             Tool("needle-export", __version__),
-            _checkpoint_info(checkpoint, adapters, dropped),
+            checkpoint_info(checkpoint, adapters, dropped),
             options.recipe(),
             (_artifact(options, folder, compiler, compiled, measured, dropped),),
         )
@@ -225,23 +227,11 @@ def _verify_new(
         )
     table = measured.table(tolerance)
     path = folder / REFERENCE_NAME
-    save_arrays(path, parity.pack(cases, options.seed))
+    write_arrays(path, parity.pack(cases, options.seed))
     table["reference"] = asdict(_file(folder, REFERENCE_NAME))
     table["scheme_loss"] = compiler.scheme_loss
     table["halves"] = [list(pair) for pair in compiler.halves]
     return table
-
-
-def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write an .npz whose bytes depend on the arrays alone (no time stamps)."""
-    import zipfile
-
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(info, "w") as entry:
-                np.lib.format.write_array(entry, np.asarray(array, order="C"), allow_pickle=False)
 
 
 def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
@@ -325,7 +315,7 @@ def _artifact(
         kept_float=tuple(KeptFloat(w.name, w.bytes, w.kept_float) for w in compiled.weights if w.kept_float),
         notes=tuple(notes),
         io=compiled.io,
-        versions={**compiled.versions, **_versions()},
+        versions={**compiled.versions, **versions()},
     )
 
 
@@ -364,46 +354,6 @@ def _latency(times: dict[str, Any], threads: int, command: str) -> Latency:
         decode=DecodeLatency(**times["decode"]),
         peak_rss_bytes=times["peak_rss_bytes"],
     )
-
-
-def _checkpoint_info(
-    checkpoint: Checkpoint, adapters: tuple[AdapterInfo, ...], dropped: tuple[str, ...]
-) -> CheckpointInfo:
-    source = checkpoint.source
-    return CheckpointInfo(
-        path_name=source.path_name,
-        sha256=source.sha256,
-        format=source.format,
-        random=source.random,
-        geometry=checkpoint.geometry.as_dict(),
-        layers=checkpoint.geometry.num_layers,
-        parent_layers=checkpoint.parent_layers,
-        parameters=parameter_count(checkpoint.geometry),
-        lora=adapters,
-        dropped_heads=dropped,
-    )
-
-
-def _metadata(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
-    return {
-        "needle.tool": f"needle-export {__version__}",
-        "needle.checkpoint.sha256": checkpoint.source.sha256,
-        "needle.checkpoint.random": str(checkpoint.source.random).lower(),
-        "needle.geometry": json.dumps(checkpoint.geometry.as_dict(), sort_keys=True, separators=(",", ":")),
-        "needle.recipe": json.dumps(options.recipe(), sort_keys=True, separators=(",", ":")),
-    }
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
-    return {
-        "needle-export": __version__,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-    }
 
 
 def _file(folder: Path, name: str) -> FileInfo:

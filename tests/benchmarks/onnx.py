@@ -1,6 +1,7 @@
 """Our ONNX artifact against the plain export of the same cached step, in one run.
 
-    python -m tests.benchmarks.onnx [--geometry published] [--rows 256] [--threads 1] [--json]
+    python -m tests.benchmarks.onnx [--geometry published] [--rows 256] [--opset 24] [--weights fp32]
+                                    [--threads 1] [--json]
 
 Both models come from one random checkpoint and are timed in turn, round by round, so that their ratio holds
 when the machine's speed drifts. The plain model is ``torch.onnx.export`` of the reference's one-token step;
@@ -38,11 +39,11 @@ FOLDER = Path("build/bench")
 
 def main() -> None:
     """Build both, time them in turn, print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", choices=("published", "small"), default="published")
     parser.add_argument("--rows", type=int, default=256, help="cache rows, all in use")
+    parser.add_argument("--opset", type=int, choices=(21, 23, 24), default=24, help="of our artifact")
+    parser.add_argument("--weights", choices=("fp32", "fp16"), default="fp32", help="of our artifact")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -51,7 +52,7 @@ def main() -> None:
     checkpoint = FOLDER / f"{options.geometry}.safetensors"
     if not checkpoint.exists():
         write_sample(checkpoint, geometry, 0)
-    ours, build = build_ours(checkpoint, options.rows)
+    ours, build = build_ours(checkpoint, options.rows, options.opset, options.weights)
     plain, export = export_plain(checkpoint, options.rows)
     steps = {
         "ours": our_step(ours, options.rows, options.threads),
@@ -75,11 +76,13 @@ def main() -> None:
     print(json.dumps(result, indent=1) if options.json else table(result))
 
 
-def build_ours(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
+def build_ours(checkpoint: Path, rows: int, opset: int, weights: str) -> tuple[Path, dict[str, Any]]:
     """Our artifact in a folder, and what building took."""
-    out = FOLDER / f"ours-{checkpoint.stem}-{rows}"
+    out = FOLDER / f"ours-{checkpoint.stem}-{rows}-{opset}-{weights}"
     start = time.perf_counter()
-    report = pipeline.build(BuildOptions(str(checkpoint), out, context=rows, bench=False), NullProgress())
+    report = pipeline.build(
+        BuildOptions(str(checkpoint), out, context=rows, opset=opset, weights=weights, bench=False), NullProgress()
+    )
     artifact = report.artifacts[0]
     return out, {
         "build_s": time.perf_counter() - start,
@@ -98,13 +101,9 @@ class PlainStep(torch.nn.Module):
         self.net, self.rows = net, rows
         self.names = tuple(s.name for s in state_specs(net.geometry, rows))
 
-    def forward(
-        self, tokens: torch.Tensor, position: torch.Tensor, state: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor, state: list[torch.Tensor]) -> list[torch.Tensor]:
         """tokens [1], position [1] -> logits, next state."""
-        logits, following = self.net.step(
-            tokens, position, dict(zip(self.names, state, strict=True)), self.rows
-        )
+        logits, following = self.net.step(tokens, position, dict(zip(self.names, state, strict=True)), self.rows)
         return [logits, *following.values()]
 
 
@@ -190,7 +189,8 @@ def median_ms(step: Any) -> float:
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
     lines = [
-        f"{result['geometry']} geometry, {result['rows']} cache rows in use, {result['threads']} thread(s), {result['host']}",
+        f"{result['geometry']} geometry, {result['rows']} cache rows in use, {result['threads']} thread(s),"
+        f" {result['host']}",
         f"command: {result['command']}",
         "",
         f"{'':8}{'decode':>12}{'nodes':>8}{'bytes':>14}{'built in':>10}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 from needle_export.report.schema import load_report
 from needle_export.report.text import render_text
 
+#: The program of the environment that runs the tests, whatever PATH says.
+PROGRAM = Path(sys.executable).with_name("needle-export")
+
 
 def needle_export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["needle-export", *arguments], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,7 @@ def test_success_says_nothing_on_stderr(run: Run, dist: Path) -> None:
 
 
 def test_the_installed_program_is_this_one() -> None:
-    result = subprocess.run(["needle-export", "inspect", "absent"], capture_output=True, text=True)
+    program = Path(sys.executable).with_name("needle-export")
+    result = subprocess.run([program, "inspect", "absent"], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (3, "")
     assert result.stderr == "error: absent: there is no such file; check the path\n"

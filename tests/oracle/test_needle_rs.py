@@ -107,11 +107,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
                  kv_window=GEOMETRY.kv_window)
     checkpoint = read_checkpoint(path)
     net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
+    with torch.no_grad(), models.one_thread():
         yield Both(path, tokenizer, checkpoint, net, needle_rs.V3Engine.load(str(path)))
-    torch.set_num_threads(threads)
 
 
 def their_next(engine: needle_rs.V3Engine, prompt: Prompt, length: int) -> int:

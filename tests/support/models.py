@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -59,14 +60,26 @@ def build(geometry: Geometry, tensors: Mapping[str, np.ndarray]) -> Needle:
     return Needle(geometry, tensors, standard_permutations(geometry.hada_n, geometry.split_permutations))
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Thousands of small operations: on a busy machine two threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @torch.no_grad()
 def answers(net: Needle, tokens: np.ndarray, heads: tuple[str, ...] = ()) -> Answers:
     """What the reference model says where ``compile_oracle`` says it, in the same shapes."""
     rows = torch.from_numpy(tokens)
-    found = {"logits": net(rows).numpy()}
-    for name in heads:
-        value = torch.stack([net.head(name, row) for row in rows])
-        found[name] = (value[:, 0] if name == "confidence" else value).numpy()
+    with one_thread():
+        found = {"logits": net(rows).numpy()}
+        for name in heads:
+            value = torch.stack([net.head(name, row) for row in rows])
+            found[name] = (value[:, 0] if name == "confidence" else value).numpy()
     return found
 
 

@@ -160,9 +160,7 @@ runner = session.OnnxRunner(Path(r"{tmp_path}"))
 runner.feed(np.arange(1, 20))
 runner.feed(np.arange(1, 2))
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

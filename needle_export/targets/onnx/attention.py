@@ -28,16 +28,19 @@ def cached_attention(b: Builder, n: FxNode) -> None:
     size = int(k_cache.meta["val"].shape[0])
     target = _target(b, position, size, ring)
     keys, values = b.ref(k_cache).value, b.ref(v_cache).value
-    v_rows = b.get(v)
-    k_next = _write_keys(b, keys, k, target, groups)
-    v_next = b.op("ScatterND", values, target, v_rows)
+    k_rows, v_rows = b.get(k) if b.rows != 1 else None, b.get(v)
     if ring and b.rows != 1:
+        # The host binds one buffer in and out, so the old rows must be read before they are replaced. The
+        # rows to write into come out of the copy that attention reads: nothing reads the buffer after that.
         mask = _ring_mask(b, position, keys, size)
-        seen_keys = b.op("Concat", keys, b.get(k), axis=0)
+        seen_keys = b.op("Concat", keys, k_rows, axis=0)
         seen_values = b.op("Concat", values, v_rows, axis=0)
+        k_next = b.op("ScatterND", _old_rows(b, seen_keys, keys), target, k_rows)
+        v_next = b.op("ScatterND", _old_rows(b, seen_values, keys), target, v_rows)
     else:
         mask = _mask(b, position, keys, ring)
-        seen_keys, seen_values = k_next, v_next
+        seen_keys = k_next = _write_keys(b, keys, k, target, groups)
+        seen_values = v_next = b.op("ScatterND", values, target, v_rows)
     heads = int(b.dims_of(q)[1] or 0)
     share = heads // groups
     if b.feature.contrib or not b.feature.attention:
@@ -58,6 +61,16 @@ def _target(b: Builder, position: FxNode, size: int, ring: bool) -> ir.Value:
             at = b.op("Mod", at, b.constant(size, np.int64))
         b.memo[key] = b.shaped(Ref(at, (b.rows,)), (b.rows, 1))
     value: ir.Value = b.memo[key]
+    return value
+
+
+def _old_rows(b: Builder, seen: ir.Value, keys: ir.Value) -> ir.Value:
+    """The cache's rows out of cache and new rows behind each other."""
+    key = ("bound rows", keys)
+    if key not in b.memo:
+        b.memo[key] = b.op("Shape", keys, start=0, end=1)
+    first = b.constant([0], np.int64)
+    value: ir.Value = b.op("Slice", seen, first, b.memo[key], first)
     return value
 
 
@@ -138,9 +151,7 @@ def _by_hand(
         turned = Ref(b.op("Transpose", b.get(q), perm=[1, 0, 2]), (heads, None, width))
         folded = b.shaped(turned, (groups, None, width))
     if b.feature.contrib:
-        scores = b.op(
-            "FusedMatMul", folded, keys, domain=MICROSOFT, transB=1, transBatchB=1, alpha=float(scale)
-        )
+        scores = b.op("FusedMatMul", folded, keys, domain=MICROSOFT, transB=1, transBatchB=1, alpha=float(scale))
     else:
         scaled = b.op("Mul", folded, b.constant(scale, np.float32))
         scores = b.op("MatMul", scaled, b.op("Transpose", keys, perm=[1, 2, 0]))

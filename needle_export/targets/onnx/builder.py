@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnx_ir.convenience
 
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
-from needle_export.targets.onnx.store import WeightFile
+from needle_export.targets.onnx.store import UnwrittenFile, WeightFile
 
 Dims = tuple[int | None, ...]
 
@@ -46,25 +46,30 @@ class Features:
         opset: of the standard domain.
         attention: ``Attention``, ``RotaryEmbedding`` and ``RMSNormalization`` (opset 23).
         contrib: ONNX Runtime's own ops, which the newest profile uses where they are faster.
+        lp_normalization: whether runtimes of this opset have it. ONNX Runtime implemented the form of
+            opset 22 long after the rest of opset 23, so that profile goes without.
     """
 
     opset: int
     attention: bool
     contrib: bool
+    lp_normalization: bool
 
 
 def features(opset: int) -> Features:
     """The features of a supported opset."""
-    return {24: Features(24, True, True), 23: Features(23, True, False), 21: Features(21, False, False)}[
-        opset
-    ]
+    return {
+        24: Features(24, attention=True, contrib=True, lp_normalization=True),
+        23: Features(23, attention=True, contrib=False, lp_normalization=False),
+        21: Features(21, attention=False, contrib=False, lp_normalization=True),
+    }[opset]
 
 
 class Builder:
     """One ONNX graph under construction."""
 
     def __init__(
-        self, program: Program, store: WeightFile, feature: Features, half: bool, data_name: str
+        self, program: Program, store: WeightFile | UnwrittenFile, feature: Features, half: bool, data_name: str
     ) -> None:
         self.program = program
         self.store = store
@@ -81,9 +86,7 @@ class Builder:
 
     # --- nodes -------------------------------------------------------------------------------------
 
-    def op(
-        self, kind: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> Any:
+    def op(self, kind: str, *inputs: ir.Value | None, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
         """Append a node; returns its output, or a tuple of them."""
         self._count += 1
         place = f"layers.{self.layer}/" if self.layer >= 0 else ""
@@ -127,9 +130,7 @@ class Builder:
 
     # --- weights -----------------------------------------------------------------------------------
 
-    def weight(
-        self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None
-    ) -> ir.Value:
+    def weight(self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None) -> ir.Value:
         """A weight as float32 (or integers), ready for arithmetic."""
         return self._widened(*self.raw_weight(node, transpose=transpose, shape=shape))
 

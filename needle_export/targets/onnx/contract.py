@@ -80,9 +80,7 @@ def describe(states: tuple[Any, ...], vocab: int, context: int, max_chunk: int) 
     inputs, outputs = ports(states, vocab, None)
 
     def rows(table: dict[str, Port]) -> list[dict[str, Any]]:
-        return [
-            {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in table.values()
-        ]
+        return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in table.values()]
 
     return {
         "phases": dict(FILES),

@@ -155,9 +155,7 @@ def index_select(b: Builder, n: FxNode) -> None:
     if key not in b.memo:
         row, _ = b.stored(b.program.weights[n.args[2].name], index.reshape(1, size).numpy())
         if b.rows is None:
-            shape = b.op(
-                "Concat", b.op("Shape", b.get(_input(b, "tokens"))), b.constant([size], np.int64), axis=0
-            )
+            shape = b.op("Concat", b.op("Shape", b.get(_input(b, "tokens"))), b.constant([size], np.int64), axis=0)
             row = b.op("Expand", row, shape)
         b.memo[key] = row
     dims: Dims = (b.rows, size)
@@ -229,8 +227,7 @@ def split(b: Builder, n: FxNode) -> None:
         ref, axis = Ref(b.shaped(ref, flat), flat), len(flat) - 1
     pieces = b.op("Split", ref.value, b.constant(lengths, np.int64), outputs=len(sizes), axis=axis)
     b.env[n] = tuple(
-        Ref(p, (*ref.dims[:axis], size, *ref.dims[axis + 1 :]))
-        for p, size in zip(pieces, lengths, strict=True)
+        Ref(p, (*ref.dims[:axis], size, *ref.dims[axis + 1 :])) for p, size in zip(pieces, lengths, strict=True)
     )
 
 

@@ -21,8 +21,12 @@ def rms_norm(b: Builder, n: FxNode) -> None:
         # [1, H, D] as [1, H, 1, D]: the shape that the rotation behind it takes.
         dims = (1, dims[1], 1, dims[2])
         data = data.reshape(data.shape[0], 1, data.shape[1]) if data.ndim == 2 else data
-    gain = b.array(weight, data)
-    value = b.get(x, dims)
+    value, gain = b.get(x, dims), b.array(weight, data)
+    if data.ndim > 1 and not b.feature.contrib:
+        # ONNX Runtime 1.23 takes scales of one axis only.
+        unit = b.constant(np.ones(data.shape[-1], np.float32))
+        b.put(n, b.op("Mul", _norm(b, value, unit, eps), gain), dims)
+        return
     b.put(n, _norm(b, value, gain, eps), dims)
 
 
@@ -42,9 +46,7 @@ def add_rms_norm(b: Builder, n: FxNode) -> None:
     dims = b.dims_of(x)
     left, right, gain = b.get(x), b.get(skip), b.weight(scale)
     if b.feature.contrib:
-        out = b.op(
-            "SkipSimplifiedLayerNormalization", left, right, gain, outputs=4, domain=MICROSOFT, epsilon=eps
-        )
+        out = b.op("SkipSimplifiedLayerNormalization", left, right, gain, outputs=4, domain=MICROSOFT, epsilon=eps)
         for unused in out[1:3]:
             unused.name = ""
         b.env[n] = (Ref(out[0], dims), Ref(out[3], dims))
@@ -77,14 +79,23 @@ def rotary(b: Builder, n: FxNode) -> None:
 
 
 def sinkhorn(b: Builder, n: FxNode) -> None:
-    """One op a half iteration: the first is a softmax, which is exp and rows at once and can't overflow."""
+    """One op a half iteration.
+
+    The first is a softmax, which is exp and rows at once and can't overflow; or all in the log domain, which
+    takes half as long again.
+    """
     logits, iterations = n.args
     size = b.dims_of(n)[-1]
     dims: Dims = (size, size) if b.rows == 1 else (b.rows, size, size)
-    value = b.op("Softmax", b.get(logits, dims), axis=-1)
-    for half in range(1, 2 * iterations):
-        axis = -2 if half % 2 else -1
-        value = b.op("LpNormalization", value, axis=axis, p=1)
+    value = b.get(logits, dims)
+    if b.feature.lp_normalization:
+        value = b.op("Softmax", value, axis=-1)
+        for half in range(1, 2 * iterations):
+            value = b.op("LpNormalization", value, axis=-2 if half % 2 else -1, p=1)
+    else:
+        for half in range(2 * iterations):
+            value = b.op("LogSoftmax", value, axis=-2 if half % 2 else -1)
+        value = b.op("Exp", value)
     b.put(n, value, dims)
 
 
@@ -216,9 +227,7 @@ def ngram_rows(b: Builder, n: FxNode) -> None:
         mixed = b.op("BitwiseXor", value, b.shaped(back[j], (b.rows, 1)))
         following = b.op("BitwiseAnd", b.op("Mul", mixed, prime), mask)
         live = order_of > j
-        value = (
-            following if live.all() else b.op("Where", b.constant(live.reshape(1, total)), following, value)
-        )
+        value = following if live.all() else b.op("Where", b.constant(live.reshape(1, total)), following, value)
     value = b.op("BitwiseXor", value, b.op("Div", value, b.constant(1 << 15, np.int64)))
     rows = b.op("Mod", value, b.constant(slots, np.int64))
     at = b.shaped(Ref(positions(b, position), (b.rows,)), (b.rows, 1))

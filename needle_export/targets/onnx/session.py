@@ -64,9 +64,7 @@ class OnnxRunner:
         if not hasattr(self, "caches"):
             # Small states are read and written in the same step, so they alternate between two buffers.
             self.caches = {
-                s["name"]: np.zeros((s["rows"], *s["shape"][1:]), np.float32)
-                for s in self.layout
-                if s["cache"]
+                s["name"]: np.zeros((s["rows"], *s["shape"][1:]), np.float32) for s in self.layout if s["cache"]
             }
             self.small = {
                 s["name"]: [np.zeros(s["shape"], _DTYPES[s["dtype"]]) for _ in range(2)]
@@ -164,9 +162,7 @@ class OnnxRunner:
         if self.inner:
             values = zip(self.sessions[phase].get_outputs(), binding.get_outputs(), strict=True)
             self._streams = {
-                int(o.name.removeprefix("stream_")): v.numpy()
-                for o, v in values
-                if o.name.startswith("stream_")
+                int(o.name.removeprefix("stream_")): v.numpy() for o, v in values if o.name.startswith("stream_")
             }
         self.position += rows
         self.turn = 1 - self.turn
@@ -198,9 +194,7 @@ def open_session(path: Path, threads: int, inner: bool = False) -> Any:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as fault:  # onnxruntime raises its own, unexported exception types
         text = str(fault).strip().splitlines()[-1]
-        raise BadInput(
-            f"ONNX Runtime can't load it ({text[:200]})", where=str(path), fix="build it again"
-        ) from fault
+        raise BadInput(f"ONNX Runtime can't load it ({text[:200]})", where=str(path), fix="build it again") from fault
 
 
 def _with_streams(path: Path, options: Any) -> bytes:

@@ -29,6 +29,17 @@ class Stored:
     kept_float: str = ""
 
 
+class UnwrittenFile:
+    """Takes tensors as :class:`WeightFile` does and writes nothing: for lowering just to count nodes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = "") -> Stored:
+        """Where the tensor would be, were there a file."""
+        return Stored(name, 0, array.nbytes, array.dtype.name, tuple(array.shape), parts, kept_float)
+
+
 class WeightFile:
     """Writes tensors one behind the other; equal tensors are stored once.
 
@@ -43,9 +54,7 @@ class WeightFile:
         self._file: BinaryIO = path.open("wb")
         self._end = 0
 
-    def add(
-        self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = ""
-    ) -> Stored:
+    def add(self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = "") -> Stored:
         """Store a tensor, or find the equal one that is there already."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         key = (array.dtype.name, tuple(array.shape), hashlib.sha256(data).digest())
