@@ -119,7 +119,7 @@ def _head(leaf: str, shape: Shape, normal: Normal,
         return np.asarray(-10.0, np.float32)
     if leaf == "calibration":
         return uniform(0.0, 1.0)
-    return normal(0.1)
+    return normal(SIGMA)
 
 
 def _identity_taps(shape: Shape) -> NDArray[np.float32]:

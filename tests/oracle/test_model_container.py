@@ -44,7 +44,7 @@ class Written:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("written")
-    tensors = models.initial_scale(make_sample(GEOMETRY, 0))
+    tensors = make_sample(GEOMETRY, 0)
     config = oracle.oracle_config(GEOMETRY)
     paths = folder / "needle3.safetensors", folder / "needle3.cact"
     write_checkpoint(paths[0], GEOMETRY, tensors, dtype="float16")

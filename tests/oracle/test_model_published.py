@@ -39,7 +39,7 @@ class Parent:
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Parent:
     path = tmp_path_factory.mktemp("published") / "needle3.safetensors"
-    tensors = models.initial_scale(make_sample(PUBLISHED, 0))
+    tensors = make_sample(PUBLISHED, 0)
     write_checkpoint(path, PUBLISHED, tensors, dtype="float16")
     tree = jax.tree.map(jnp.asarray, oracle.to_tree(tensors))
     return Parent(read_checkpoint(path), oracle.oracle_config(PUBLISHED), tree)

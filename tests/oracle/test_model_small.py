@@ -91,7 +91,7 @@ Tensors = dict[str, np.ndarray]
 @functools.lru_cache(maxsize=2)
 def headed(geometry: Geometry) -> tuple[Tensors, np.ndarray, Answers]:
     """Weights, tokens and all that the oracle says about them."""
-    tensors = models.initial_scale(make_sample(geometry, 0))
+    tensors = make_sample(geometry, 0)
     tokens = models.tokens_for(geometry, LENGTH, batch=4)
     run = models.compile_oracle(oracle.oracle_config(geometry), EVERY_HEAD)
     return tensors, tokens, run(oracle.to_tree(tensors), tokens)

@@ -102,7 +102,7 @@ def train_tokenizer(folder: Path) -> SANTokenizer:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp("needle_rs")
     tokenizer, path = train_tokenizer(folder), folder / "needle3.cact"
-    tensors = models.initial_scale(make_sample(GEOMETRY, 0))
+    tensors = make_sample(GEOMETRY, 0)
     write_export(oracle.to_tree(tensors), oracle.oracle_config(GEOMETRY), path, tokenizer=tokenizer,
                  kv_window=GEOMETRY.kv_window)
     checkpoint = read_checkpoint(path)

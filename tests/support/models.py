@@ -20,7 +20,6 @@ from tests.support.oracle import Tree
 
 # Only the speed of compilation: 20 unrolled Sinkhorn iterations are what XLA spends its time on.
 _COMPILER = {"xla_backend_optimization_level": "0"}
-_SAMPLE_SCALE, _INITIAL_SCALE = 0.1, 0.02
 
 Answers = dict[str, np.ndarray]
 Oracle = Callable[[Tree, np.ndarray], Answers]
@@ -81,17 +80,6 @@ def answers(net: Needle, tokens: np.ndarray, heads: tuple[str, ...] = ()) -> Ans
             value = torch.stack([net.head(name, row) for row in rows])
             found[name] = (value[:, 0] if name == "confidence" else value).numpy()
     return found
-
-
-def initial_scale(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A sample whose probe heads project at the scale the architecture starts from.
-
-    A sample's head projections are five times as large, and so is the rounding of the hidden states that
-    both implementations carry into the answer; an absolute bar needs a known scale.
-    """
-    factor = np.float16(_INITIAL_SCALE / _SAMPLE_SCALE)
-    return {name: array * factor if name.endswith("_head/proj/kernel") else array
-            for name, array in tensors.items()}
 
 
 def tokens_for(geometry: Geometry, length: int, *, batch: int = 1, seed: int = 5,
