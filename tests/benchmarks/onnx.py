@@ -3,9 +3,9 @@
     python -m tests.benchmarks.onnx [--geometry published] [--rows 256] [--opset 24] [--weights fp32]
                                     [--threads 1] [--json]
 
-Both models come from one random checkpoint and are timed in turn, round by round, so that their ratio holds
-when the machine's speed drifts. The plain model is ``torch.onnx.export`` of the reference's one-token step;
-its state is bound to preallocated buffers too, inputs and outputs apart.
+Both models come from one random checkpoint and are timed in turn, round by round, each in a process of its own,
+so that their ratio holds when the machine's speed drifts. The plain model is ``torch.onnx.export`` of the
+reference's one-token step; its state is bound to preallocated buffers too, inputs and outputs apart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
 import sys
 import time
 import warnings
@@ -31,9 +32,8 @@ from needle_export.config.progress import NullProgress
 from needle_export.measure.latency import host
 from needle_export.model.network import Needle
 from needle_export.model.state import empty_state, state_specs
-from needle_export.targets.onnx.session import OnnxRunner, open_session
 
-ROUNDS, STEPS = 7, 24
+ROUNDS, STEPS = 9, 20
 FOLDER = Path("build/bench")
 
 
@@ -54,14 +54,16 @@ def main() -> None:
         write_sample(checkpoint, geometry, 0)
     ours, build = build_ours(checkpoint, options.rows, options.opset, options.weights)
     plain, export = export_plain(checkpoint, options.rows)
-    steps = {
-        "ours": our_step(ours, options.rows, options.threads),
-        "plain": plain_step(plain, options.rows, options.threads),
+    steppers = {
+        name: start(name, folder, options.rows, options.threads)
+        for name, folder in (("ours", ours), ("plain", plain))
     }
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: dict[str, list[float]] = {name: [] for name in steppers}
     for _ in range(ROUNDS):
-        for name, step in steps.items():
-            times[name].append(median_ms(step))
+        for name, stepper in steppers.items():
+            times[name].append(round_ms(stepper))
+    for stepper in steppers.values():
+        stepper.communicate()
     ratios = [a / b for a, b in zip(times["ours"], times["plain"], strict=True)]
     result = {
         "host": host(),
@@ -74,6 +76,20 @@ def main() -> None:
         "ratio": {"median": float(np.median(ratios)), "min": min(ratios), "max": max(ratios)},
     }
     print(json.dumps(result, indent=1) if options.json else table(result))
+
+
+def start(name: str, folder: Path, rows: int, threads: int) -> subprocess.Popen[str]:
+    """A process that holds one of the models."""
+    command = [sys.executable, "-m", "tests.benchmarks.stepper", name, str(folder), str(rows), str(threads), str(STEPS)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def round_ms(stepper: subprocess.Popen[str]) -> float:
+    """Have a process time one round; median in milliseconds."""
+    assert stepper.stdin is not None and stepper.stdout is not None
+    stepper.stdin.write("\n")
+    stepper.stdin.flush()
+    return float(stepper.stdout.readline())
 
 
 def build_ours(checkpoint: Path, rows: int, opset: int, weights: str) -> tuple[Path, dict[str, Any]]:
@@ -140,50 +156,6 @@ def export_plain(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
             )
         )
     return folder, json.loads(facts.read_text())
-
-
-def our_step(folder: Path, rows: int, threads: int) -> Any:
-    """One decode step of our artifact at the last position."""
-    runner = OnnxRunner(folder, threads=threads)
-
-    def step() -> None:
-        runner.position = rows - 1
-        runner.decode(5)
-
-    return step
-
-
-def plain_step(folder: Path, rows: int, threads: int) -> Any:
-    """One step of the plain model at the last position."""
-    session = open_session(folder / "decode.onnx", threads)
-    binding = session.io_binding()
-    dtypes = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
-    values = {"tokens": np.full(1, 5), "position": np.full(1, rows - 1)}
-    kept: list[Any] = []
-    for port, bind in [(p, binding.bind_input) for p in session.get_inputs()] + [
-        (p, binding.bind_output) for p in session.get_outputs()
-    ]:
-        array = np.zeros(port.shape, dtypes[port.type])
-        if port.name in values:
-            array[...] = values[port.name]
-        kept.append(array)
-        bind(port.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-    def step() -> None:
-        assert kept
-        session.run_with_iobinding(binding)
-
-    return step
-
-
-def median_ms(step: Any) -> float:
-    """Median of a round, its first steps left out."""
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[4:])) * 1e3
 
 
 def table(result: dict[str, Any]) -> str:
