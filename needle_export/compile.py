@@ -15,7 +15,7 @@ from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.config.progress import Progress
 from needle_export.graph.passes import Left, pipeline
 from needle_export.graph.program import Program
-from needle_export.graph.promises import check, first_missing, promises
+from needle_export.graph.promises import check, promises
 from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace
 from needle_export.measure import parity
@@ -121,11 +121,6 @@ class Compiler:
             )
             table[name] = Fusion(expected + (len(left) if name not in owed else 0), fused, left)
         return table
-
-    def missing_layer(self, name: str) -> int | None:
-        """The first layer that lacks a rewrite in decode, or None."""
-        owed = promises(self.checkpoint.geometry)[name]
-        return first_missing(name, owed, self.checkpoint.geometry.num_layers, self.places["decode"])
 
     def notes(self) -> list[str]:
         """What the rewrites did that a reader of node counts should know."""
