@@ -40,7 +40,7 @@ lint: $(FULL_STAMP) ## Check the code with ruff
 type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
 	$(BIN)/mypy
 
-bench: $(FULL_STAMP) ## Measure the ONNX target against a plain torch.onnx export and needle-rs
+bench: $(FULL_STAMP) ## Measure the ONNX target against a plain torch.onnx export of the same step
 	$(BIN)/python -m tests.benchmarks.onnx
 
 clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
