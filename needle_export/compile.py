@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.config.progress import Progress
+from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Left, pipeline
 from needle_export.graph.program import Program
 from needle_export.graph.promises import check, promises
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 #: Longest prefill chunk; a ring shortens it to its own length.
 MAX_CHUNK = 128
+
+#: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
+SHORTEST_RING = 3
 
 
 class InnerRunner(Protocol):
@@ -59,6 +63,12 @@ class Compiler:
         self.states: tuple[StateSpec, ...] = state_specs(checkpoint.geometry, context)
         rings = [s.shape[0] for s in self.states if s.ring]
         self.ring_rows = min(rings, default=0)
+        if 0 < self.ring_rows < SHORTEST_RING:
+            raise Unsupported(
+                f"a sliding window of {self.ring_rows} is too short to prefill into",
+                where="sliding_window",
+                fix="no model of the family has one; check the checkpoint's config",
+            )
         self.max_chunk = max(2, min([context, MAX_CHUNK, *rings]))
         self.fold_into_matrices = False
         self.scheme_loss: dict[str, float] | None = None
@@ -176,6 +186,12 @@ class Compiler:
             for tokens, prompt in drawn:
                 sequence = torch.from_numpy(tokens)
                 logits = self.net(sequence.unsqueeze(0))[0].numpy()
+                if not np.isfinite(logits).all():
+                    raise BadInput(
+                        "the model's own logits are not finite",
+                        where=self.checkpoint.source.path_name,
+                        fix="its weights are damaged or overflow; check the file it was made from",
+                    )
                 cases.append(parity.Case(tokens, prompt, logits, logits.argmax(-1), self._state(sequence)))
                 task.advance()
         return cases

@@ -129,9 +129,7 @@ def _bind_open(a: Any, b: Any, pattern: Pattern, binding: _Binding) -> None:
             return
 
 
-def _complete(
-    program: Program, roots: list[FxNode], pattern: Pattern, binding: _Binding
-) -> Iterator[_Binding]:
+def _complete(program: Program, roots: list[FxNode], pattern: Pattern, binding: _Binding) -> Iterator[_Binding]:
     """All ways to bind the outputs that the first output's cone doesn't hold."""
     missing = next((r for r in roots if r not in binding.nodes), None)
     if missing is None:
@@ -168,10 +166,14 @@ def prove(program: Program, match: Match) -> None:
         Refused: they differ, or the op can't run on them.
     """
     generator = torch.Generator().manual_seed(0)
-    values = {name: _sample(program, name, node, generator) for name, node in match.inputs.items()}
+    rows, position = _proof_point(match)
+    values = {
+        name: torch.tensor([position]) if name == "position" else _sample(program, node, generator, rows)
+        for name, node in match.inputs.items()
+    }
     environment: dict[FxNode, Any] = {match.inputs[k]: v for k, v in values.items()}
     with torch.inference_mode():
-        expected = [_run(program, n, environment) for n in match.outputs]
+        expected = [_run(program, n, environment, rows) for n in match.outputs]
         arguments = [values.get(n, match.attributes.get(n)) for n in match.pattern.order]
         try:
             fused = op(match.pattern.op)(*arguments)
@@ -183,7 +185,16 @@ def prove(program: Program, match: Match) -> None:
             raise Refused("run on random inputs, it does not compute what the op computes")
 
 
-def concrete(value: Any, rows: int = PROOF_ROWS) -> int:
+def _proof_point(match: Match) -> tuple[int, int]:
+    """T and the position of a proof: such that a ring wraps, and a full cache has room."""
+    if "k_cache" not in match.inputs:
+        return PROOF_ROWS, 2
+    size = int(match.inputs["k_cache"].meta["val"].shape[0])
+    rows = min(PROOF_ROWS, size)
+    return rows, size + 1 if match.attributes["ring"] else min(2, size - rows)
+
+
+def concrete(value: Any, rows: int) -> int:
     """A size as a number: the symbolic T becomes ``rows``."""
     if isinstance(value, int):
         return value
@@ -191,20 +202,18 @@ def concrete(value: Any, rows: int = PROOF_ROWS) -> int:
     return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
 
 
-def _sample(program: Program, name: str, node: FxNode, generator: torch.Generator) -> Tensor:
+def _sample(program: Program, node: FxNode, generator: torch.Generator, rows: int) -> Tensor:
     weight = program.weight_of(node)
     if weight is not None:
         return weight.value
     fake = node.meta["val"]
-    shape = [concrete(d) for d in fake.shape]
+    shape = [concrete(d, rows) for d in fake.shape]
     if fake.dtype == torch.float32:
         return torch.randn(shape, generator=generator)
-    if name == "position":
-        return torch.full(shape, 2, dtype=fake.dtype)
     return torch.randint(0, 64, shape, generator=generator, dtype=fake.dtype)
 
 
-def _run(program: Program, node: FxNode, environment: dict[FxNode, Any]) -> Any:
+def _run(program: Program, node: FxNode, environment: dict[FxNode, Any], rows: int) -> Any:
     """Evaluate one node from an environment, depth first; iterative, as a Sinkhorn is 80 nodes deep."""
     stack = [node]
     while stack:
@@ -214,7 +223,7 @@ def _run(program: Program, node: FxNode, environment: dict[FxNode, Any]) -> Any:
             continue
         value = current.meta.get("val")
         if value is not None and not isinstance(value, (Tensor, tuple, list)):
-            environment[current] = concrete(value)
+            environment[current] = concrete(value, rows)
             continue
         weight = program.weight_of(current)
         if weight is not None:

@@ -49,7 +49,8 @@ def trace(
     position = torch.zeros(1, dtype=torch.int64)
     dynamic = None
     if rows is None:
-        dim = torch.export.Dim("T", min=2, max=max_rows)
+        # A range of one value is no range to torch; nothing is ever fed at the upper one.
+        dim = torch.export.Dim("T", min=2, max=max(3, max_rows))
         dynamic = ({0: dim}, None, [None] * len(names))
     module = _Flat(step, names).eval()
     with torch.no_grad(), warnings.catch_warnings():

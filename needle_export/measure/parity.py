@@ -84,10 +84,14 @@ def draw(vocab: int, context: int, seed: int, ring_rows: int, first: int = 1) ->
         first: the smallest token id drawn (0 is padding).
     """
     rng = np.random.default_rng(seed)
-    steps = min(STEPS, max(1, context // 2))
-    lengths = [n for n in PROMPTS if n + steps <= context] or [max(1, context - steps)]
-    if ring_rows and ring_rows + 9 + steps <= context:
-        lengths.append(ring_rows + 9)
+    if context < 4:
+        # No room for a chunk and steps behind it: once all in one chunk, once step by step.
+        return [(rng.integers(first, vocab, context, dtype=np.int64), n) for n in (context, 1)]
+    steps = min(STEPS, context // 2)
+    lengths = [n for n in PROMPTS if n + steps <= context] or [context - steps]
+    if ring_rows:
+        # Longer than the ring however little longer the context is; with room, decode starts after the wrap.
+        lengths.append(min(context, ring_rows + 9 + steps) - steps)
     return [(rng.integers(first, vocab, n + steps, dtype=np.int64), n) for n in lengths]
 
 
