@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.checkpoint.files import map_file, naming, sha256_of
+from needle_export.checkpoint.loaded import Checkpoint
 from needle_export.checkpoint.safetensors_file import float_entry, parse_header
 from needle_export.checkpoint.store import Array, Entry
 from needle_export.errors import BadInput

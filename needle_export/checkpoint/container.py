@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.checkpoint.checkpoint import Checkpoint, Permutations, Source, standard_permutations
 from needle_export.checkpoint.cq import (
     MAX_GROUP,
     MIN_GROUP,
@@ -29,6 +28,7 @@ from needle_export.checkpoint.cq import (
     row_bytes,
 )
 from needle_export.checkpoint.dimensions import ENGRAM_CONV_TAPS, Geometry, HeadGeometry
+from needle_export.checkpoint.loaded import Checkpoint, Permutations, Source, standard_permutations
 from needle_export.checkpoint.tokenizer import parse_tokenizer
 from needle_export.checkpoint.walk import (
     HEAD_CODES,

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.checkpoint.cq import PackedTensor
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.layout import is_probe_rows, layer_axis
+from needle_export.checkpoint.loaded import Checkpoint
 from needle_export.checkpoint.store import Array, Entry, TensorStore
 from needle_export.errors import UsageError
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.checkpoint.checkpoint import Checkpoint, Source, standard_permutations
 from needle_export.checkpoint.config import geometry_from_config
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.files import atomic_write
 from needle_export.checkpoint.layout import check_tensors, is_ignored
+from needle_export.checkpoint.loaded import Checkpoint, Source, standard_permutations
 from needle_export.checkpoint.store import Array, Entry, TensorStore
 from needle_export.errors import BadInput, UsageError
 
