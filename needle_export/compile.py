@@ -81,7 +81,11 @@ class Compiler:
     # --- programs ----------------------------------------------------------------------------------
 
     def program(self, rows: int | None) -> Program:
-        """Trace the cached step at T = rows (None: symbolic) and run all passes."""
+        """Trace the cached step at T = rows (None: symbolic) and run all passes.
+
+        Raises:
+            FusionFailed: a promised rewrite fired too seldom; names the first block that lacks it, and why.
+        """
         geometry = self.checkpoint.geometry
         step = Step(self.net, self.context)
         phase = "prefill" if rows is None else "decode"
@@ -107,13 +111,10 @@ class Compiler:
                 task.advance()
         self.places[phase] = places
         program.graph.lint()
+        # Before the legal ops: what wasn't fused is illegal too, but the promise knows the reason.
+        check(geometry, Counter(n for n, _ in places), places, self.left)
         check_rewritten(program)
         return program
-
-    def check_promises(self) -> None:
-        """Raise FusionFailed where a promised rewrite fired too seldom in either phase."""
-        for places in self.places.values():
-            check(self.checkpoint.geometry, Counter(n for n, _ in places), places, self.left)
 
     def fusions(self) -> dict[str, Fusion]:
         """Expected and made, by rewrite; the lower count where the phases differ."""

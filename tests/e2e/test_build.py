@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 
 import numpy as np
@@ -17,8 +18,9 @@ from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.sample import write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
-from needle_export.errors import BadInput, UsageError, VerificationFailed
-from needle_export.graph import ops
+from needle_export.errors import BadInput, FusionFailed, UsageError, VerificationFailed
+from needle_export.graph import ops, reference
+from needle_export.model import block
 from needle_export.model.network import Needle
 from needle_export.report.schema import load_report
 from needle_export.targets.onnx import fused
@@ -148,6 +150,18 @@ def test_a_wrong_weight_is_found_and_its_block_named(weight, spot, checkpoint, t
         pipeline.build(options(checkpoint, out), QUIET)
     assert spot in str(failure.value) and failure.value.exit_code == 4
     assert not out.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_missed_fusion_fails_the_build_by_block(checkpoint, tmp_path, monkeypatch):
+    original, calls = reference.sinkhorn, itertools.count()
+
+    def shorter_in_one_block(logits, iterations):
+        return original(logits, iterations - (next(calls) % GEOMETRY.num_layers == 3))
+
+    monkeypatch.setattr(block.ref, "sinkhorn", shorter_in_one_block)
+    with pytest.raises(FusionFailed, match="sinkhorn was promised 5 times and fired 4: in block 3") as failure:
+        pipeline.build(options(checkpoint, tmp_path / "dist"), QUIET)
+    assert failure.value.exit_code == 4 and list(tmp_path.iterdir()) == []
 
 
 def test_a_dropped_state_write_is_found(checkpoint, tmp_path, monkeypatch):
