@@ -67,9 +67,7 @@ def check(
         if fired >= expected:
             continue
         layer = first_missing(name, promise, geometry.num_layers, where)
-        reason = next(
-            (x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it"
-        )
+        reason = next((x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it")
         spot = f"block {layer}" if layer is not None else "the model"
         raise FusionFailed(
             f"{name} was promised {expected} times and fired {fired}: in {spot}, {reason}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from needle_export.graph.passes import algebra, constants, projections
 from needle_export.graph.passes.base import Fired, Left, Pass
 from needle_export.graph.passes.fuse import fuse
@@ -22,7 +24,7 @@ def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_la
     merged = frozenset({"projections merged"})
     passes = [
         # Patterns are the plain references, so they must be sought before anything else moves.
-        Pass(f"fuse {p.op}", traced, fused, lambda program, p=p: fuse(program, p))  # type: ignore[misc]
+        Pass(f"fuse {p.op}", traced, fused, partial(fuse, pattern=p))
         for p in patterns(taps, orders, lanes)
     ]
     passes += [

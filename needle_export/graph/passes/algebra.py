@@ -52,9 +52,7 @@ def fold_bias(program: Program) -> Fired:
         if weight is None or isinstance(constant, fx.Node) or len(product.users) != 1:
             continue
         width = int(weight.value.shape[-1])
-        bias = Weight(
-            f"{weight.name}.bias", torch.full((width,), float(constant)), _one_part(weight, width), True
-        )
+        bias = Weight(f"{weight.name}.bias", torch.full((width,), float(constant)), _one_part(weight, width), True)
         one = Weight(f"{weight.name}.one", torch.ones(()), _one_part(weight, 1), True)
         args = (product.args[0], product.args[1], program.add_weight(bias), program.add_weight(one))
         node.replace_all_uses_with(program.call(node, linear, args, like=node))
@@ -93,11 +91,7 @@ def trim_kronecker(program: Program) -> Fired:
     for node in program.nodes(kron):
         x = node.args[0]
         inner, diagonal = x, None
-        if (
-            isinstance(x, fx.Node)
-            and x.target is aten.mul.Tensor
-            and program.weight_of(x.args[0]) is not None
-        ):
+        if isinstance(x, fx.Node) and x.target is aten.mul.Tensor and program.weight_of(x.args[0]) is not None:
             diagonal, inner = program.weight_of(x.args[0]), x.args[1]
         if inner.target is not aten.pad.default or len(inner.users) != 1:
             continue
@@ -115,9 +109,7 @@ def trim_kronecker(program: Program) -> Fired:
             continue
         source = inner.args[0]
         if diagonal is not None:
-            cut = Weight(
-                f"{diagonal.name}.cut", diagonal.value[:width].contiguous(), _one_part(diagonal, width)
-            )
+            cut = Weight(f"{diagonal.name}.cut", diagonal.value[:width].contiguous(), _one_part(diagonal, width))
             source = program.call(node, aten.mul.Tensor, (program.add_weight(cut), source), like=node)
         rows = a.value[: width // block].contiguous()
         new_a = program.add_weight(Weight(f"{a.name}.cut", rows, _one_part(a, rows.numel())))
@@ -133,12 +125,7 @@ def trim_kronecker(program: Program) -> Fired:
         ):
             continue
         diagonal, product = program.weight_of(scaled.args[0]), scaled.args[1]
-        if (
-            diagonal is None
-            or product.target is not kron
-            or len(product.users) != 1
-            or len(scaled.users) != 1
-        ):
+        if diagonal is None or product.target is not kron or len(product.users) != 1 or len(scaled.users) != 1:
             continue
         a, block = program.weight_of(product.args[1]), int(product.args[2].meta["val"].shape[1])
         if a is None or end % block:
@@ -147,9 +134,7 @@ def trim_kronecker(program: Program) -> Fired:
         new_a = program.add_weight(Weight(f"{a.name}.cut", columns, _one_part(a, columns.numel())))
         short = program.call(node, kron, (product.args[0], new_a, product.args[2]), like=product)
         cut = Weight(f"{diagonal.name}.cut", diagonal.value[:end].contiguous(), _one_part(diagonal, end))
-        node.replace_all_uses_with(
-            program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node)
-        )
+        node.replace_all_uses_with(program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node))
         fired.add("trim_kronecker", layer_of(node))
     program.sweep()
     return fired
@@ -192,9 +177,7 @@ def absorb_diagonal(program: Program) -> Fired:
         new = program.call(normed, norm, args, like=normed)
         for user, matrix in zip(others, matrices, strict=True):
             assert matrix is not None
-            inverse = Weight(
-                f"{matrix.name}.d1", matrix.value / diagonal.value.unsqueeze(-1), matrix.parts, True
-            )
+            inverse = Weight(f"{matrix.name}.d1", matrix.value / diagonal.value.unsqueeze(-1), matrix.parts, True)
             replaced = program.call(user, aten.matmul.default, (new, program.add_weight(inverse)), like=user)
             user.replace_all_uses_with(replaced)
         node.replace_all_uses_with(new)

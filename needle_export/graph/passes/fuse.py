@@ -53,8 +53,7 @@ def _replace(program: Program, match: Match) -> None:
         replacements = [fused]
     else:
         replacements = [
-            program.call(place, operator.getitem, (fused, i), like=match.outputs[0])
-            for i in range(len(match.outputs))
+            program.call(place, operator.getitem, (fused, i), like=match.outputs[0]) for i in range(len(match.outputs))
         ]
     for old, new in zip(match.outputs, replacements, strict=True):
         old.replace_all_uses_with(new)

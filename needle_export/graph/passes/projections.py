@@ -44,9 +44,7 @@ def merge_projections(program: Program) -> Fired:
     return fired
 
 
-def _split(
-    program: Program, before: FxNode, value: FxNode, sizes: list[int], dim: int, olds: list[FxNode]
-) -> None:
+def _split(program: Program, before: FxNode, value: FxNode, sizes: list[int], dim: int, olds: list[FxNode]) -> None:
     split = program.call(before, aten.split_with_sizes.default, (value, sizes, dim), like=before)
     for index, old in enumerate(olds):
         piece = program.call(before, operator.getitem, (split, index), like=old)
@@ -57,9 +55,7 @@ def _rejoin(program: Program) -> None:
     """A concatenation of neighbouring pieces of one split is one wider piece of it."""
     for cat in program.nodes(aten.cat.default):
         pieces = list(cat.args[0])
-        if not all(
-            isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces
-        ):
+        if not all(isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces):
             continue
         split = pieces[0].args[0]
         first = pieces[0].args[1]
@@ -147,9 +143,7 @@ def join_heads(program: Program) -> Fired:
             continue
         heads, groups = int(qn.meta["val"].shape[-2]), int(kn.meta["val"].shape[-2])
         rows, width = qn.args[0].args[1][0], int(qn.meta["val"].shape[-1])
-        scale = torch.cat(
-            [scales[0].value.expand(heads, width), scales[1].value.expand(groups, width)]
-        ).contiguous()
+        scale = torch.cat([scales[0].value.expand(heads, width), scales[1].value.expand(groups, width)]).contiguous()
         wide = regroup(program, split, first, 2, None)
         before = _after(program, wide, q, k)
         folded = program.add_weight(

@@ -9,6 +9,8 @@ lie; measured at one row and 256 positions, scores + softmax + values take 20 us
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,6 +19,21 @@ from needle_export.graph.program import FxNode
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering
 from needle_export.targets.onnx.fused import positions
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Queries, and the keys, values and mask that they meet; widths and counts of the heads."""
+
+    q: FxNode
+    keys: ir.Value
+    values: ir.Value
+    mask: ir.Value
+    scale: float
+    groups: int
+    share: int
+    width: int
+    out_width: int
 
 
 def cached_attention(b: Builder, n: FxNode) -> None:
@@ -42,11 +59,9 @@ def cached_attention(b: Builder, n: FxNode) -> None:
         seen_keys = k_next = _write_keys(b, keys, k, target, groups)
         seen_values = v_next = b.op("ScatterND", values, target, v_rows)
     heads = int(b.dims_of(q)[1] or 0)
-    share = heads // groups
-    if b.feature.contrib or not b.feature.attention:
-        out = _by_hand(b, q, seen_keys, seen_values, mask, scale, (groups, share, width, out_width))
-    else:
-        out = _by_op(b, q, seen_keys, seen_values, mask, scale, (groups, share, width, out_width))
+    call = _Call(q, seen_keys, seen_values, mask, float(scale), groups, heads // groups, width, out_width)
+    by_op = b.feature.attention and not b.feature.contrib
+    out = _by_op(b, call) if by_op else _by_hand(b, call)
     cache_dims: tuple[Dims, Dims] = ((size, groups, width), (size, groups, out_width))
     b.env[n] = (out, Ref(k_next, cache_dims[0]), Ref(v_next, cache_dims[1]))
     assert rows == b.rows
@@ -134,24 +149,16 @@ def _additive(b: Builder, visible: ir.Value) -> ir.Value:
     return value
 
 
-def _by_hand(
-    b: Builder,
-    q: FxNode,
-    keys: ir.Value,
-    values: ir.Value,
-    mask: ir.Value,
-    scale: float,
-    sizes: tuple[int, int, int, int],
-) -> Ref:
-    groups, share, width, out_width = sizes
-    heads = groups * share
+def _by_hand(b: Builder, call: _Call) -> Ref:
+    groups, share, width, out_width = call.groups, call.share, call.width, call.out_width
+    q, keys, values, mask, scale, heads = call.q, call.keys, call.values, call.mask, call.scale, groups * share
     if b.rows == 1:
         folded = b.get(q, (groups, share, width))
     else:
         turned = Ref(b.op("Transpose", b.get(q), perm=[1, 0, 2]), (heads, None, width))
         folded = b.shaped(turned, (groups, None, width))
     if b.feature.contrib:
-        scores = b.op("FusedMatMul", folded, keys, domain=MICROSOFT, transB=1, transBatchB=1, alpha=float(scale))
+        scores = b.op("FusedMatMul", folded, keys, domain=MICROSOFT, transB=1, transBatchB=1, alpha=scale)
     else:
         scaled = b.op("Mul", folded, b.constant(scale, np.float32))
         scores = b.op("MatMul", scaled, b.op("Transpose", keys, perm=[1, 2, 0]))
@@ -174,29 +181,20 @@ def _by_hand(
     return Ref(b.op("Transpose", spread, perm=[1, 0, 2]), (None, heads, out_width))
 
 
-def _by_op(
-    b: Builder,
-    q: FxNode,
-    keys: ir.Value,
-    values: ir.Value,
-    mask: ir.Value,
-    scale: float,
-    sizes: tuple[int, int, int, int],
-) -> Ref:
+def _by_op(b: Builder, call: _Call) -> Ref:
     """The standard op of opset 23, which takes unequal widths and grouped heads."""
-    groups, share, width, out_width = sizes
-    heads = groups * share
-    flat_keys = b.op("Reshape", keys, b.constant([1, -1, groups * width], np.int64))
-    flat_values = b.op("Reshape", values, b.constant([1, -1, groups * out_width], np.int64))
+    groups, width, out_width, heads = call.groups, call.width, call.out_width, call.groups * call.share
+    flat_keys = b.op("Reshape", call.keys, b.constant([1, -1, groups * width], np.int64))
+    flat_values = b.op("Reshape", call.values, b.constant([1, -1, groups * out_width], np.int64))
     out = b.op(
         "Attention",
-        b.get(q, (1, b.rows, heads * width)),
+        b.get(call.q, (1, b.rows, heads * width)),
         flat_keys,
         flat_values,
-        mask,
+        call.mask,
         q_num_heads=heads,
         kv_num_heads=groups,
-        scale=float(scale),
+        scale=call.scale,
     )
     return Ref(out, (1, b.rows, heads * out_width))
 

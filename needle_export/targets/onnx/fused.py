@@ -8,7 +8,7 @@ import onnx_ir as ir
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
-from needle_export.targets.onnx.elementwise import Lowering
+from needle_export.targets.onnx.elementwise import Lowering, rows_of
 
 
 def rms_norm(b: Builder, n: FxNode) -> None:
@@ -244,8 +244,6 @@ def positions(b: Builder, position: FxNode) -> ir.Value:
     if b.rows == 1:
         return b.get(position)
     if "positions" not in b.memo:
-        from needle_export.targets.onnx.elementwise import rows_of
-
         steps = b.op("Range", b.constant(0, np.int64), rows_of(b), b.constant(1, np.int64))
         b.memo["positions"] = b.op("Add", b.get(position), steps)
     value: ir.Value = b.memo["positions"]
