@@ -15,15 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from needle_export.targets.onnx.session import OnnxRunner, open_session
 
 WARM_UP = 4
 
 
+def fill(array: NDArray[np.float32]) -> None:
+    """Real values in real pages: untouched zeros share one page, and reading them would cost no memory traffic."""
+    array[...] = np.random.default_rng(0).standard_normal(array.shape, np.float32)
+
+
 def our_step(folder: Path, rows: int, threads: int) -> Callable[[], None]:
     """One decode step of our artifact at the last position."""
     runner = OnnxRunner(folder, threads=threads)
+    for cache in runner.caches.values():
+        fill(cache)
 
     def step() -> None:
         runner.position = rows - 1
@@ -42,8 +50,9 @@ def plain_step(folder: Path, rows: int, threads: int) -> Callable[[], None]:
     ports = [(p, binding.bind_input) for p in session.get_inputs()]
     for port, bind in ports + [(p, binding.bind_output) for p in session.get_outputs()]:
         array = np.zeros(port.shape, dtypes[port.type])
-        if port.name in values:
-            array[...] = values[port.name]
+        array[...] = values.get(port.name, 0)
+        if array.dtype == np.float32:
+            fill(array)
         kept.append(array)
         bind(port.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
