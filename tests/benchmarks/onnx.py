@@ -1,7 +1,7 @@
 """Our ONNX artifact against the plain export of the same cached step, in one run.
 
-    python -m tests.benchmarks.onnx [--geometry published] [--rows 256] [--opset 24] [--weights fp32]
-                                    [--threads 1] [--json]
+    python -m tests.benchmarks.onnx [--geometry published] [--rows 256] [--context 256] [--opset 24]
+                                    [--weights fp32] [--threads 1] [--json]
 
 Both models come from one random checkpoint and are timed in turn, round by round, each in a process of its own,
 so that their ratio holds when the machine's speed drifts. The plain model is ``torch.onnx.export`` of the
@@ -41,22 +41,25 @@ def main() -> None:
     """Build both, time them in turn, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", choices=("published", "small"), default="published")
-    parser.add_argument("--rows", type=int, default=256, help="cache rows, all in use")
+    parser.add_argument("--rows", type=int, default=256, help="cache rows in use")
+    parser.add_argument("--context", type=int, help="rows that the caches have; as many as are in use if left out")
     parser.add_argument("--opset", type=int, choices=(21, 23, 24), default=24, help="of our artifact")
     parser.add_argument("--weights", choices=("fp32", "fp16"), default="fp32", help="of our artifact")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    context = options.context or options.rows
+    if context < options.rows:
+        parser.error("--context is below --rows")
     geometry = {"published": PUBLISHED, "small": SMALL}[options.geometry]
     FOLDER.mkdir(parents=True, exist_ok=True)
     checkpoint = FOLDER / f"{options.geometry}.safetensors"
     if not checkpoint.exists():
         write_sample(checkpoint, geometry, 0)
-    ours, build = build_ours(checkpoint, options.rows, options.opset, options.weights)
-    plain, export = export_plain(checkpoint, options.rows)
+    ours, build = build_ours(checkpoint, context, options.opset, options.weights)
+    plain, export = export_plain(checkpoint, context)
     steppers = {
-        name: start(name, folder, options.rows, options.threads)
-        for name, folder in (("ours", ours), ("plain", plain))
+        name: start(name, folder, options.rows, options.threads) for name, folder in (("ours", ours), ("plain", plain))
     }
     times: dict[str, list[float]] = {name: [] for name in steppers}
     for _ in range(ROUNDS):
@@ -70,6 +73,7 @@ def main() -> None:
         "threads": options.threads,
         "geometry": options.geometry,
         "rows": options.rows,
+        "context": context,
         "command": f"python -m tests.benchmarks.onnx {' '.join(sys.argv[1:])}".strip(),
         "ours": {"decode_ms": float(np.median(times["ours"])), **build},
         "plain": {"decode_ms": float(np.median(times["plain"])), **export},
@@ -161,7 +165,8 @@ def export_plain(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
     lines = [
-        f"{result['geometry']} geometry, {result['rows']} cache rows in use, {result['threads']} thread(s),"
+        f"{result['geometry']} geometry, {result['rows']} of {result['context']} cache rows in use,"
+        f" {result['threads']} thread(s),"
         f" {result['host']}",
         f"command: {result['command']}",
         "",
