@@ -18,9 +18,10 @@ from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.sample import make_sample, write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
-from needle_export.errors import BadInput, Unsupported
+from needle_export.errors import BadInput, Unsupported, VerificationFailed
 from needle_export.measure import parity
 from needle_export.model.network import Needle
+from needle_export.targets.onnx.store import WeightFile
 from tests.support.containers import container_bytes
 
 GEOMETRY = SMALL.with_layers(4)
@@ -114,3 +115,16 @@ def test_a_window_too_short_to_prefill_is_refused(tmp_path):
     write_sample(path, dataclasses.replace(SMALL, sliding_window=2), 0)
     with pytest.raises(Unsupported, match="window of 2"):
         build(path, tmp_path / "dist")
+
+
+def test_a_fault_is_located_where_the_prompt_is_longer_than_a_chunk(tmp_path, monkeypatch):
+    path = tmp_path / "narrow.safetensors"
+    write_sample(path, dataclasses.replace(SMALL, sliding_window=3), 0)
+    store = WeightFile.add
+
+    def damaged(self, name, array, *rest):
+        return store(self, name, array * np.float32(1.5) if name == "layers.1.mlp.w2b" else array, *rest)
+
+    monkeypatch.setattr(WeightFile, "add", damaged)
+    with pytest.raises(VerificationFailed, match="in prefill, block 1"):
+        build(path, tmp_path / "dist", context=40)

@@ -12,9 +12,13 @@ import pytest
 import torch
 
 from needle_export.checkpoint.geometry import SMALL
+from needle_export.compile import Compiler
+from needle_export.config.progress import NullProgress
 from needle_export.errors import BadInput, UsageError
 from needle_export.measure import parity
+from needle_export.targets.onnx.builder import Builder, features
 from needle_export.targets.onnx.session import OnnxRunner
+from needle_export.targets.onnx.store import WeightFile
 from tests.support.geometries import VARIANTS
 from tests.support.programs import compile_onnx, sample_checkpoint, tokens
 
@@ -54,6 +58,29 @@ def test_artifact_equals_reference(name, context, opset, weights, tmp_path):
         assert {o.version for o in model.opset_import if o.domain == ""} == {opset}
         domains = {n.domain for n in model.graph.node}
         assert domains == ({"", "com.microsoft"} if opset == 24 else {""})
+
+
+@pytest.mark.parametrize(("name", "missed"), [("odd_width", {"trim_kronecker": 6}), ("no_engram", {})])
+def test_the_report_counts_each_refusal_once(name, missed, tmp_path):
+    checkpoint = sample_checkpoint(tmp_path, VARIANTS[name])
+    compiler, _ = compile_onnx(checkpoint, tmp_path, 60)
+    table = compiler.fusions()
+    found = {name: f.expected - f.fused for name, f in table.items() if f.expected != f.fused}
+    assert found == missed
+    # At each end of the MLP of three blocks; a reason for every one, though two phases met it.
+    assert [len(table[name].left) for name in missed] == list(missed.values())
+    assert all("not a multiple" in left.reason for name in missed for left in table[name].left)
+
+
+def test_a_square_weight_has_two_layouts(tmp_path):
+    checkpoint = sample_checkpoint(tmp_path, VARIANTS["split"])
+    compiler = Compiler(checkpoint, 60, NullProgress())
+    program = compiler.program(1)
+    with WeightFile(tmp_path / "weights.bin") as store:
+        b = Builder(program, store, features(24), False, "weights.bin")
+        square = next(n for n in program.graph.nodes if (w := program.weight_of(n)) and w.name.endswith("w2a"))
+        straight, turned = b.weight(square), b.weight(square, transpose=True)
+        assert straight is not turned and straight is b.weight(square)
 
 
 def test_chunks_of_any_length_give_the_same(artifact):

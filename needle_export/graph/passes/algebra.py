@@ -128,6 +128,9 @@ def trim_kronecker(program: Program) -> Fired:
         if diagonal is None or product.target is not kron or len(product.users) != 1 or len(scaled.users) != 1:
             continue
         a, block = program.weight_of(product.args[1]), int(product.args[2].meta["val"].shape[1])
+        if end % block:
+            reason = f"the width {end} is not a multiple of the factor's {block}"
+            fired.left.append(Left("trim_kronecker", layer_of(node), node.name, reason))
         if a is None or end % block:
             continue
         columns = a.value[:, : end // block].contiguous()

@@ -7,7 +7,6 @@ shape: views cost nothing until an op needs a certain shape. A dimension None is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,9 +129,9 @@ class Builder:
 
     # --- weights -----------------------------------------------------------------------------------
 
-    def weight(self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None) -> ir.Value:
+    def weight(self, node: FxNode, *, transpose: bool = False) -> ir.Value:
         """A weight as float32 (or integers), ready for arithmetic."""
-        return self._widened(*self.raw_weight(node, transpose=transpose, shape=shape))
+        return self._widened(*self.raw_weight(node, transpose=transpose))
 
     def array(self, weight: Weight, data: npt.NDArray[Any]) -> ir.Value:
         """A weight's values in a layout of the caller's, as float32 (or integers), ready for arithmetic."""
@@ -149,25 +148,25 @@ class Builder:
         cast: ir.Value = self.memo[key]
         return cast
 
-    def raw_weight(
-        self, node: FxNode, *, transpose: bool = False, shape: Sequence[int] | None = None
-    ) -> tuple[ir.Value, bool]:
+    def raw_weight(self, node: FxNode, *, transpose: bool = False) -> tuple[ir.Value, bool]:
         """A weight as it is stored, and whether that is half precision."""
         weight = self.program.weights[node.name]
         tensor = weight.value.t() if transpose else weight.value
-        data = tensor.contiguous().numpy()
-        if shape is not None:
-            data = data.reshape(shape)
-        return self.stored(weight, data)
+        return self.stored(weight, tensor.contiguous().numpy(), transposed=transpose)
 
-    def stored(self, weight: Weight, data: npt.NDArray[Any]) -> tuple[ir.Value, bool]:
-        """Put a weight's data in the file (once) and return the value and whether it is half precision."""
+    def stored(
+        self, weight: Weight, data: npt.NDArray[Any], *, transposed: bool = False
+    ) -> tuple[ir.Value, bool]:
+        """Put a weight's data in the file (once) and return the value and whether it is half precision.
+
+        ``transposed`` tells two layouts of a square matrix apart; other layouts differ in shape.
+        """
         reason = ""
         if self.half and data.dtype == np.float32:
             reason = _why_float(weight)
             if not reason:
                 data = data.astype(np.float16)
-        key = ("weight", id(weight.value), data.shape, data.dtype.str, data.strides)
+        key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
             return hit, data.dtype == np.float16
