@@ -67,6 +67,7 @@ RUNTIMES = {
     "onnxscript": "targets.onnx",
     "coremltools": "targets.coreml",
     "ai_edge_litert": "targets.tflite",
+    "litert_converter": "targets.tflite",
     "litert_torch": "targets.tflite",
     "tflite_runtime": "targets.tflite",
 }
@@ -83,7 +84,7 @@ LOADED_LATE = frozenset(
 )
 
 #: Third parties by the packages that may import them at all.
-TORCH = frozenset({"model", "graph", "targets", "compile"})
+TORCH = frozenset({"model", "graph", "targets", "compile", "weights"})
 
 MAX_LINES = 400
 

@@ -1,4 +1,4 @@
 """Number formats and weight schemes, without file formats.
 
-Empty so far: float32 and float16 need no arithmetic of their own, and a target stores them as they are.
+float32 and float16 need no arithmetic of their own, and a target stores them as they are.
 """
