@@ -1,0 +1,1 @@
+"""TFLite target: LiteRT flatbuffers and the interpreter that runs them."""
