@@ -36,6 +36,8 @@ SHARED = {
     ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
     ("targets", "graph.program"): "data types: what a target is handed to lower",
     ("targets", "graph.ops"): "the ops that a target lowers",
+    ("targets.tflite.fused", "graph.reference"): "the hash's constants, which an int32 lowering writes down",
+    ("targets.tflite.store", "weights.int8"): "how an int8 weight is rounded, the same for every target",
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
@@ -80,6 +82,12 @@ LOADED_LATE = frozenset(
         "targets.onnx.elementwise",
         "targets.onnx.fused",
         "targets.onnx.lower",
+        "targets.tflite.attention",
+        "targets.tflite.builder",
+        "targets.tflite.elementwise",
+        "targets.tflite.fused",
+        "targets.tflite.lower",
+        "targets.tflite.store",
     }
 )
 

@@ -1,0 +1,162 @@
+"""Weights of a TFLite file under a scheme: what is stored as what, once, whichever signature reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from litert_converter.mlir import ir
+
+from needle_export.graph.program import CONSTANT, Part, Weight
+from needle_export.weights.int8 import quantize_rows
+
+#: Matrices with fewer elements stay float32: converting their input at every step would cost more than the bytes.
+SMALL = 10_000
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A constant in the file.
+
+    Attributes:
+        name: of the weight.
+        dtype: of its elements.
+        parts: where they come from.
+        bytes: in the file.
+        kept_float: why it is float32 where the scheme asks for less, or empty.
+    """
+
+    name: str
+    dtype: str
+    parts: tuple[Part, ...]
+    bytes: int
+    kept_float: str = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A stored matrix: the operand, and the scales of its rows [O] that multiply behind the op, if it has any.
+
+    Scales are not the tensor's own: tflite-runtime 2.14 reads one scale a tensor, and returns zeros where there are
+    more. With a scale of 1 in the tensor and a MUL behind the op, every runtime computes the same.
+    """
+
+    operand: Any
+    scales: npt.NDArray[np.float32] | None
+
+
+class WeightStore:
+    """Makes constants for all signatures of one file; equal bytes become one attribute and one buffer."""
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        #: By digest of the stored bytes.
+        self.stored: dict[str, Stored] = {}
+        self._attributes: dict[tuple[str, str, tuple[int, ...]], Any] = {}
+        self._quantized: dict[str, tuple[Any, Any]] = {}
+
+    def constant(self, data: npt.NDArray[Any]) -> Any:
+        """A constant that belongs to no checkpoint tensor."""
+        attribute, kind, _ = self._attribute(data)
+        return _constant("tfl.pseudo_const", kind, value=attribute)
+
+    def plain(self, weight: Weight, data: npt.NDArray[np.float32], reason: str = "") -> Any:
+        """A weight's values in float32, as a Ref."""
+        from needle_export.targets.tflite.builder import Ref
+
+        attribute, kind, digest = self._attribute(data)
+        self._note(digest, Stored(_short(weight.name), "float32", weight.parts, data.nbytes, reason))
+        return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
+
+    def matrix(self, weight: Weight, data: npt.NDArray[np.float32]) -> Matrix:
+        """A matrix [O, I] (or a table of rows) as the scheme stores it, ready for an op."""
+        from needle_export.targets.tflite.builder import Ref
+
+        reason = self._why_float(weight, data.size)
+        if self.scheme == "fp32" or reason:
+            return Matrix(self.plain(weight, data, reason), None)
+        if self.scheme == "fp16":
+            halves = data.astype(np.float16)
+            attribute, kind, digest = self._attribute(halves)
+            self._note(digest, Stored(_short(weight.name), "float16", weight.parts, halves.nbytes))
+            half = _constant("tfl.pseudo_const", kind, value=attribute)
+            wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
+            value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
+            return Matrix(Ref(value, data.shape), None)
+        return self._int8(weight, data)
+
+    def _int8(self, weight: Weight, data: npt.NDArray[np.float32]) -> Matrix:
+        from needle_export.targets.tflite.builder import Ref
+
+        source = _digest(data)
+        if source not in self._quantized:
+            values, scales = quantize_rows(torch.from_numpy(data))
+            self._quantized[source] = (values.numpy(), scales.numpy())
+        values, scales = self._quantized[source]
+        attribute, _, digest = self._attribute(values)
+        self._note(digest, Stored(_short(weight.name), "int8", weight.parts, values.nbytes))
+        shape = "x".join(map(str, data.shape))
+        kind = ir.Type.parse(f"tensor<{shape}x!quant.uniform<i8<-127:127>:f32, 1.0>>")
+        value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
+        attribute, _, digest = self._attribute(scales)
+        shared = tuple(replace(p, elements=0) for p in weight.parts)
+        self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared, scales.nbytes))
+        return Matrix(Ref(value, data.shape), scales)
+
+    def _why_float(self, weight: Weight, size: int) -> str:
+        if self.scheme == "fp32":
+            return ""
+        if self.scheme == "fp16" and weight.folded:
+            return "constants were folded into it, so its values are not the checkpoint's halves"
+        if size < SMALL:
+            return "small: converting its input at every step would cost more than the bytes"
+        return ""
+
+    def _attribute(self, data: npt.NDArray[Any]) -> tuple[Any, Any, str]:
+        data = np.ascontiguousarray(data).reshape(data.shape)
+        digest = _digest(data)
+        key = (digest, data.dtype.str, data.shape)
+        kind = ir.RankedTensorType.get(data.shape, _element(data.dtype))
+        if key not in self._attributes:
+            self._attributes[key] = ir.DenseElementsAttr.get(data, type=kind)
+        return self._attributes[key], kind, digest
+
+    def _note(self, digest: str, stored: Stored) -> None:
+        self.stored.setdefault(digest, stored)
+
+
+def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Iterable[Part]) -> Weight:
+    """A part of a merged weight as a weight of its own."""
+    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded)
+
+
+def _constant(op: str, kind: Any, **attributes: Any) -> Any:
+    return ir.Operation.create(op, results=[kind], attributes=attributes).result
+
+
+def _element(dtype: Any) -> Any:
+    if dtype == np.float32:
+        return ir.F32Type.get()
+    if dtype == np.float16:
+        return ir.F16Type.get()
+    if dtype == np.bool_:
+        return ir.IntegerType.get_signless(1)
+    return ir.IntegerType.get_signless(dtype.itemsize * 8)
+
+
+def _digest(data: npt.NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("net.")
+
+
+def is_constant(parts: tuple[Part, ...]) -> bool:
+    """Whether no checkpoint tensor stands behind a weight."""
+    return all(p.role == CONSTANT for p in parts)
