@@ -1,4 +1,4 @@
-# Everything lives in .venv and build/. `make` alone lists the targets.
+# Everything lives in .venv, .venv-tflite-2.14 and build/. `make` alone lists the targets.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,10 @@ VENV_STAMP := $(VENV)/.stamp-venv
 ONNX_STAMP := $(VENV)/.stamp-onnx
 FULL_STAMP := $(VENV)/.stamp-full
 
+# The older of the two TFLite runtimes needs a NumPy that nothing else here takes, hence a venv of its own.
+TFLITE214 := .venv-tflite-2.14
+TFLITE214_STAMP := $(TFLITE214)/.stamp
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-slow lint type bench clean
@@ -20,7 +24,7 @@ help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with; QUIET= shows pip's output."
 
-setup: $(FULL_STAMP) ## Make .venv with everything that the tests need
+setup: $(FULL_STAMP) $(TFLITE214_STAMP) ## Make the venvs with everything that the tests need
 
 demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print its report
 	@mkdir -p $(DEMO)
@@ -28,10 +32,10 @@ demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print 
 	$(BIN)/needle-export build $(DEMO)/small.safetensors --target onnx --context 128 --out $(DEMO)/dist --quiet
 	$(BIN)/needle-export report $(DEMO)/dist
 
-test: $(FULL_STAMP) ## Run the tests, without those marked slow
+test: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests, without those marked slow
 	$(BIN)/python -m pytest
 
-test-slow: $(FULL_STAMP) ## Run the tests marked slow
+test-slow: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow
 
 lint: $(FULL_STAMP) ## Check the code with ruff
@@ -66,3 +70,12 @@ $(FULL_STAMP): $(ONNX_STAMP) pyproject.toml
 	@echo "Installing what the tests need, the JAX oracle among it."
 	$(PIP) install $(QUIET) -e '.[onnx,test,oracle]'
 	@touch $@
+
+# Where there is no wheel the stamp stays away, so this says so each time; the tests that need it are skipped.
+$(TFLITE214_STAMP):
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 12) or sys.platform != "linux")'; then \
+	    echo "Installing tflite-runtime 2.14 into $(TFLITE214)."; \
+	    $(PYTHON) -m venv $(TFLITE214) && \
+	    $(TFLITE214)/bin/python -m pip --disable-pip-version-check install $(QUIET) 'tflite-runtime==2.14.0' 'numpy<2' && \
+	    touch $@; \
+	else echo "No $(TFLITE214): tflite-runtime 2.14 is for Linux and Python up to 3.11. Its tests will be skipped."; fi
