@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,22 +17,27 @@ from numpy.typing import NDArray
 from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, Unsupported
-from needle_export.graph.passes import Left, pipeline
+from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
 from needle_export.graph.program import Program
-from needle_export.graph.promises import check, promises
+from needle_export.graph.promises import check, check_head, promises
 from needle_export.graph.spec import check_rewritten, check_traced
-from needle_export.graph.trace import trace
+from needle_export.graph.trace import trace, trace_head
 from needle_export.measure import parity
+from needle_export.model.dynamic import DynamicProducts, quantize_parameters
 from needle_export.model.network import Needle
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
-from needle_export.model.step import Step, parameter_sources
+from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
+from needle_export.weights.int8 import Activations
 
 log = logging.getLogger(__name__)
 
 #: Longest prefill chunk; a ring shortens it to its own length.
 MAX_CHUNK = 128
+
+#: How often the reference runs with its last bits moved.
+_JITTERS = 3
 
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
@@ -50,19 +58,58 @@ class InnerRunner(Protocol):
         """Streams of the last call."""
 
 
+@dataclass(frozen=True)
+class Scheme:
+    """What an artifact's numbers are, as far as its reference must follow them.
+
+    Attributes:
+        halves: (checkpoint tensor, layer) of weights stored in half precision.
+        int8: the same of weights stored as int8 rows.
+        activations: how the runtime rounds the inputs of int8 matrices, or None.
+    """
+
+    halves: tuple[tuple[str, int], ...] = ()
+    int8: tuple[tuple[str, int], ...] = ()
+    activations: Activations | None = None
+
+    def record(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "halves": [list(pair) for pair in self.halves],
+            "int8": [list(pair) for pair in self.int8],
+            "activations": self.activations,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Scheme:
+        """The inverse of :meth:`record`; what an earlier report lacks is empty."""
+
+        def pairs(key: str) -> tuple[tuple[str, int], ...]:
+            return tuple((str(source), int(layer)) for source, layer in record.get(key) or ())
+
+        return cls(pairs("halves"), pairs("int8"), record.get("activations"))
+
+
 class Compiler:
     """Holds the reference model, makes fused programs of it, and answers for both.
 
     Args:
         checkpoint: sliced and merged.
         context: positions that the caches hold.
+        heads: probe heads that every step feeds; only for targets that offer them.
+
+    Raises:
+        UsageError: the checkpoint has no such head.
     """
 
-    def __init__(self, checkpoint: Checkpoint, context: int, progress: Progress) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, context: int, progress: Progress, heads: tuple[str, ...] = ()
+    ) -> None:
         self.checkpoint = checkpoint
         self.context = context
         self.progress = progress
-        self.states: tuple[StateSpec, ...] = state_specs(checkpoint.geometry, context)
+        self.heads = heads
+        self.states: tuple[StateSpec, ...] = state_specs(checkpoint.geometry, context, heads)
         rings = [s.shape[0] for s in self.states if s.ring]
         self.ring_rows = min(rings, default=0)
         if 0 < self.ring_rows < SHORTEST_RING:
@@ -74,7 +121,10 @@ class Compiler:
         self.max_chunk = max(2, min([context, MAX_CHUNK, *rings]))
         self.fold_into_matrices = False
         self.scheme_loss: dict[str, float] | None = None
-        self.halves: list[tuple[str, int]] = []
+        self.scheme = Scheme()
+        self.sensitivity: parity.Sensitivity | None = None
+        #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
+        self.products: Callable[..., Any] = nullcontext
         self.places: dict[str, list[tuple[str, int]]] = {}
         self.left: dict[str, list[Left]] = {}
         with progress.stage("load the reference"):
@@ -89,19 +139,46 @@ class Compiler:
             FusionFailed: a promised rewrite fired too seldom; names the first block that lacks it, and why.
         """
         geometry = self.checkpoint.geometry
-        step = Step(self.net, self.context)
-        phase = "prefill" if rows is None else "decode"
+        step = Step(self.net, self.context, self.heads)
+        phase = {1: "decode", None: "prefill"}.get(rows, f"prefill_{rows}")
         with self.progress.stage(f"trace {phase}"):
-            program = trace(step, empty_state(self.states), parameter_sources(step), rows, self.max_chunk)
+            program = trace(
+                step, empty_state(self.states), parameter_sources(step), rows, self.max_chunk, bool(self.heads)
+            )
         engram = (geometry.engram_conv_taps,) if geometry.engram_layers else ()
         orders = geometry.engram_orders if geometry.engram_layers else ()
         passes = pipeline(
-            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices
+            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices, bool(self.heads)
         )
         check_traced(program)
-        places: list[tuple[str, int]] = []
-        left: list[Left] = []
-        facts = {"traced"}
+        fired = self._rewrite(program, passes, phase)
+        self.places[phase], self.left[phase] = fired.places, fired.left
+        # Before the legal ops: what wasn't fused is illegal too, but the promise knows the reason.
+        check(geometry, fired.counts, fired.places, fired.left, len(self.heads))
+        check_rewritten(program)
+        return program
+
+    def head_program(self, name: str) -> Program:
+        """Trace what a probe head makes of its state; its pools are the inputs, and one op is all of it.
+
+        Raises:
+            FusionFailed: it is not one op.
+            UsageError: the checkpoint has no such head.
+        """
+        states = [s for s in state_specs(self.checkpoint.geometry, self.context, (name,)) if s.head]
+        answer = Answer(self.net, name)
+        with self.progress.stage(f"trace {name}"):
+            # Its state without the largest scores, which only say what the pools are relative to.
+            program = trace_head(answer, empty_state(tuple(states[1:])), parameter_sources(answer), name)
+        check_traced(program)
+        fired = self._rewrite(program, head_pipeline(), name)
+        check_head(fired.counts, fired.left)
+        check_rewritten(program)
+        return program
+
+    def _rewrite(self, program: Program, passes: list[Pass], phase: str) -> Fired:
+        """Run passes in order; all that they did and left."""
+        facts, whole = {"traced"}, Fired()
         with self.progress.stage(f"rewrite {phase}", len(passes)) as task:
             for one in passes:
                 if not one.needs <= facts:
@@ -109,15 +186,11 @@ class Compiler:
                 fired = one.run(program)
                 facts |= one.leaves
                 log.debug("%s: %s fired %s", phase, one.name, fired.counts)
-                places += fired.places
-                left += fired.left
+                whole.places += fired.places
+                whole.left += fired.left
                 task.advance()
-        self.places[phase], self.left[phase] = places, left
         program.graph.lint()
-        # Before the legal ops: what wasn't fused is illegal too, but the promise knows the reason.
-        check(geometry, Counter(n for n, _ in places), places, left)
-        check_rewritten(program)
-        return program
+        return whole
 
     def fusions(self) -> dict[str, Fusion]:
         """Expected and made, by rewrite; of the phases, the one that made fewer.
@@ -125,7 +198,7 @@ class Compiler:
         A rewrite that no geometry owes is expected where it fired or where it looked and refused.
         """
         layers = self.checkpoint.geometry.num_layers
-        owed = promises(self.checkpoint.geometry)
+        owed = promises(self.checkpoint.geometry, len(self.heads))
         counts = {phase: Counter(n for n, _ in places) for phase, places in self.places.items()}
         tried = {n for c in counts.values() for n in c} | {x.op for left in self.left.values() for x in left}
         table = {}
@@ -159,30 +232,47 @@ class Compiler:
 
     # --- the reference -----------------------------------------------------------------------------
 
-    def use_stored_weights(self, weights: Iterable[StoredWeight]) -> None:
-        """Round the reference's weights as the artifact's are, and measure what that costs."""
-        halves = sorted({(s.source, s.layer) for w in weights if w.dtype == "float16" for s in w.shares})
-        self._round(halves)
+    def use_stored_weights(self, weights: Iterable[StoredWeight], activations: Activations | None) -> None:
+        """Round the reference's weights as the artifact's are, compute as its runtime does, and measure the cost.
 
-    def use_recorded_halves(self, halves: Any) -> None:
+        Args:
+            activations: how the runtime rounds the inputs of int8 matrices, or None where there are none.
+        """
+        listed: dict[str, set[tuple[str, int]]] = {"float16": set(), "int8": set()}
+        for weight in weights:
+            if weight.dtype in listed:
+                listed[weight.dtype] |= {(s.source, s.layer) for s in weight.shares}
+        self._use(
+            Scheme(
+                halves=tuple(sorted(listed["float16"])),
+                int8=tuple(sorted(listed["int8"])),
+                activations=activations if listed["int8"] else None,
+            )
+        )
+
+    def use_recorded_scheme(self, record: Mapping[str, Any]) -> None:
         """As :meth:`use_stored_weights`, from a report's record."""
-        self._round([(str(source), int(layer)) for source, layer in halves or []])
+        self._use(Scheme.from_record(record))
 
-    def _round(self, halves: list[tuple[str, int]]) -> None:
-        self.halves = halves
-        if not halves:
+    def _use(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+        if not scheme.halves and not scheme.int8:
             return
         step = Step(self.net, self.context)
-        sources = parameter_sources(step)
-        wanted = set(halves)
+        sources, halves = parameter_sources(step), set(scheme.halves)
+        tensors = [*step.named_parameters(), *step.named_buffers()]
         probe = torch.from_numpy(parity.draw(self.checkpoint.geometry.vocab_size, self.context, 7, 0)[-1][0])
         with torch.inference_mode():
             before = self.net(probe.unsqueeze(0))[0].numpy()
-            for path, value in (*step.named_parameters(), *step.named_buffers()):
+            for path, value in tensors:
                 source = sources.get(path)
-                if source is not None and (source[0], source[2]) in wanted:
+                if source is not None and (source[0], source[2]) in halves:
                     value.copy_(value.half().float())
-            after = self.net(probe.unsqueeze(0))[0].numpy()
+            if scheme.activations is not None:
+                matrices = quantize_parameters(tensors, sources, set(scheme.int8))
+                self.products = partial(DynamicProducts, matrices, scheme.activations)
+            with self.products():
+                after = self.net(probe.unsqueeze(0))[0].numpy()
         self.scheme_loss = {
             "max_abs": float(np.abs(before - after).max()),
             "kl": float(parity.kl(before, after).mean()),
@@ -190,35 +280,58 @@ class Compiler:
         }
 
     def reference(self, seed: int) -> list[parity.Case]:
-        """Seeded sequences with the reference's logits (uncached) and its state at their ends."""
+        """Seeded sequences with the reference's logits (uncached) and its state at their ends.
+
+        Where the scheme rounds inputs at run time, ``sensitivity`` tells afterwards how far they move by the last bit.
+        """
         cases = []
         drawn = parity.draw(self.checkpoint.geometry.vocab_size, self.context, seed, self.ring_rows)
-        with self.progress.stage("run the reference", len(drawn)) as task, torch.inference_mode():
+        with self.progress.stage("run the reference", len(drawn)) as task, torch.inference_mode(), self.products():
             for tokens, prompt in drawn:
-                sequence = torch.from_numpy(tokens)
-                logits = self.net(sequence.unsqueeze(0))[0].numpy()
+                logits, state = self._run(tokens)
                 if not np.isfinite(logits).all():
                     raise BadInput(
                         "the model's own logits are not finite",
                         where=self.checkpoint.source.path_name,
                         fix="its weights are damaged or overflow; check the file it was made from",
                     )
-                cases.append(parity.Case(tokens, prompt, logits, logits.argmax(-1), self._state(sequence)))
+                best, margin = logits.argmax(-1), parity.margins(logits)
+                cases.append(parity.Case(tokens, prompt, logits, best, state, margin))
                 task.advance()
+        if self.scheme.activations is not None:
+            with self.progress.stage("measure the reference's sensitivity"), torch.inference_mode():
+                self.sensitivity = self._sensitivity(cases)
         return cases
+
+    def _run(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+        sequence = torch.from_numpy(tokens)
+        return self.net(sequence.unsqueeze(0))[0].numpy(), self._state(sequence)
+
+    def _sensitivity(self, cases: list[parity.Case]) -> parity.Sensitivity:
+        """Largest change of logits and states when inputs of products move by their last bits."""
+        moved_logits = moved_state = 0.0
+        for seed in range(_JITTERS):
+            with self.products(jitter=torch.Generator().manual_seed(seed)):
+                for case in cases:
+                    logits, state = self._run(case.tokens)
+                    moved_logits = max(moved_logits, float(np.abs(logits - case.logits).max()))
+                    for name, value in case.state.items():
+                        span = max(1.0, float(np.abs(value).max(initial=0)))
+                        moved_state = max(moved_state, float(np.abs(state[name] - value).max(initial=0)) / span)
+        return parity.Sensitivity(moved_logits, moved_state)
 
     def _state(self, tokens: torch.Tensor) -> dict[str, NDArray[Any]]:
         state = empty_state(self.states)
         chunk = min([len(tokens), *([self.ring_rows] if self.ring_rows else [])])
         for start in range(0, len(tokens), chunk):
             piece = tokens[start : start + chunk]
-            _, state = self.net.step(piece, torch.tensor([start]), state, self.context)
+            _, state = self.net.step(piece, torch.tensor([start]), state, self.context, self.heads)
         rows = len(tokens)
         return {s.name: (state[s.name][:rows] if s.cache else state[s.name]).numpy() for s in self.states}
 
     def locate(self, runner: InnerRunner, case: parity.Case, tolerance: float) -> str:
         """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.products():
             streams = self.net.streams(torch.from_numpy(case.tokens))[1:]
         # One call each: a runner shows the streams of its last call.
         first = min(case.prompt, runner.max_chunk)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+from contextlib import closing
 from dataclasses import asdict, replace
+from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,36 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
+from needle_export.assemble import describe_artifact, file_info, latency_of, sha256
 from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.publish import publish, stage
 from needle_export.checkpoint.adapter import merge_lora, read_adapter
 from needle_export.checkpoint.checkpoint import Checkpoint, drop_head, read_checkpoint
 from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
-from needle_export.config.options import BuildOptions
+from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
-from needle_export.errors import BadInput, Unsupported, UsageError, VerificationFailed
+from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.measure import latency, parity
-from needle_export.measure.ledger import ledger_from_parts
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
     AdapterInfo,
     Artifact,
-    FileInfo,
-    KeptFloat,
-    Latency,
-    Nodes,
     Report,
-    Size,
-    StateBytes,
+    RuntimeCheck,
     Tool,
     dump_report,
     load_report,
 )
 from needle_export.targets import find_target
-from needle_export.targets.base import Compiled, LoweringOptions, Target
+from needle_export.targets.base import LoweringOptions, RuntimeRefused, Target
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
@@ -69,24 +65,22 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.opset,
             compiler.max_chunk,
             metadata(checkpoint, options),
+            _buckets(options, compiler) if target.fixed_shapes else (),
+            options.heads,
         )
-        refusal = target.refuses(lowering)
-        if refusal:
-            raise Unsupported(refusal, where=f"--target {target.name}")
         compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
         with progress.stage(f"lower to {target.name}"):
-            compiled = target.compile(
-                compiler.program, compiler.states, checkpoint.geometry.head_vocab, folder, lowering
-            )
-        compiler.use_stored_weights(compiled.weights)
+            compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
+        compiler.use_stored_weights(compiled.weights, target.activations(options.weights))
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
+        runtimes = _runtimes(target, folder, measured, options, progress, cases)
         report = Report(
             SCHEMA,
             Tool("needle-export", __version__),
             checkpoint_info(checkpoint, adapters, dropped),
             options.recipe(),
-            (_artifact(options, folder, compiler, compiled, measured, dropped),),
+            (describe_artifact(target, options, folder, compiler, compiled, measured, runtimes, dropped, versions()),),
         )
         if options.bench:
             report = _with_latency(
@@ -101,6 +95,22 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report
+
+
+def _buckets(options: BuildOptions, compiler: Compiler) -> tuple[int, ...]:
+    """Prefill lengths: those asked for, or the usual ones that fit, or the longest that does.
+
+    Raises:
+        UsageError: one asked for is longer than a ring of the model.
+    """
+    limit = compiler.ring_rows or options.context
+    if options.buckets is None:
+        fitting = tuple(b for b in BUCKETS if b <= min(limit, options.context))
+        return fitting or (min(limit, options.context),)
+    for bucket in options.buckets:
+        if bucket > limit:
+            raise UsageError(f"{bucket} tokens are more than the window of {limit}", where="--buckets")
+    return options.buckets
 
 
 def load(
@@ -139,7 +149,7 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
     for artifact in report.artifacts:
         _check_files(dist, artifact)
         target = find_target(artifact.target)
-        tolerance = parity.TOLERANCES[artifact.weights]
+        tolerance = parity.recorded_tolerance(artifact.weights, artifact.parity)
         if checkpoint is None:
             cases, columns = _recorded(dist, artifact)
         else:
@@ -214,7 +224,7 @@ def _verify_new(
     progress: Progress,
 ) -> dict[str, Any]:
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
-    tolerance = parity.TOLERANCES[options.weights]
+    tolerance = parity.tolerance_of(options.weights, compiler.sensitivity)
     runner = target.open(folder)
     with progress.stage("verify", len(cases)) as task:
         measured = parity.compare(runner, cases, None, task.advance)
@@ -227,16 +237,40 @@ def _verify_new(
     table = measured.table(tolerance)
     path = folder / REFERENCE_NAME
     write_arrays(path, parity.pack(cases, options.seed))
-    table["reference"] = asdict(_file(folder, REFERENCE_NAME))
+    table["reference"] = asdict(file_info(folder, REFERENCE_NAME))
     table["scheme_loss"] = compiler.scheme_loss
-    table["halves"] = [list(pair) for pair in compiler.halves]
+    table["scheme"] = compiler.scheme.record()
+    table["sensitivity"] = None if compiler.sensitivity is None else asdict(compiler.sensitivity)
     return table
+
+
+def _runtimes(target: Target, folder: Path, table: dict[str, Any], options: BuildOptions, progress: Progress,
+              cases: list[parity.Case]) -> tuple[RuntimeCheck, ...]:
+    """What became of a fresh, verified artifact in every runtime that its target knows of."""
+    tolerance = parity.recorded_tolerance(options.weights, table)
+    checks = [RuntimeCheck(target.runtime, distribution_version(target.runtime), True, True, table["max_abs"], "")]
+    for other in target.other_runtimes(folder):
+        if other.open is None:
+            checks.append(RuntimeCheck(other.name, other.version, None, None, None, other.reason))
+            continue
+        try:
+            with closing(other.open()) as runner, progress.stage(f"run in {other.name}", len(cases)) as task:
+                measured = parity.compare(runner, cases, None, task.advance)
+        except RuntimeRefused as refusal:
+            checks.append(RuntimeCheck(other.name, other.version, False, None, None, str(refusal)))
+            continue
+        except VerificationFailed as failure:
+            checks.append(RuntimeCheck(other.name, other.version, True, False, None, failure.what))
+            continue
+        fault = parity.judge(measured, tolerance) or ""
+        checks.append(RuntimeCheck(other.name, other.version, True, not fault, measured.max_abs, fault))
+    return tuple(checks)
 
 
 def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
     expected = artifact.parity.get("reference", {})
     path = dist / REFERENCE_NAME
-    if not path.is_file() or _sha256(path) != expected.get("sha256"):
+    if not path.is_file() or sha256(path) != expected.get("sha256"):
         raise VerificationFailed(
             "the recorded reference is missing or changed",
             where=str(path),
@@ -253,15 +287,13 @@ def _recomputed(report: Report, artifact: Artifact, spec: str, progress: Progres
         raise UsageError(
             "the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint"
         )
-    recipe = {key: _recorded_option(report, key) for key in ("layers", "context", "weights", "seed")}
-    options = BuildOptions(
-        spec, Path("verify"), layers=recipe["layers"], context=recipe["context"], weights=recipe["weights"]
-    )
+    recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights", "seed")}
+    options = BuildOptions(spec, Path("verify"), **{k: v for k, v in recipe.items() if k != "seed"})
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
     compiler = Compiler(checkpoint, options.context, progress)
-    compiler.use_recorded_halves(artifact.parity.get("halves"))
+    compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler.reference(recipe["seed"])
 
 
@@ -272,50 +304,12 @@ def _check_files(dist: Path, artifact: Artifact) -> None:
             raise VerificationFailed(
                 "a file of the artifact is missing", where=str(path), fix="build it again"
             )
-        if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
+        if path.stat().st_size != file.bytes or sha256(path) != file.sha256:
             raise VerificationFailed(
                 "this is not the file that the report describes",
                 where=str(path),
                 fix="build it again or copy it again",
             )
-
-
-def _artifact(
-    options: BuildOptions,
-    folder: Path,
-    compiler: Compiler,
-    compiled: Compiled,
-    table: dict[str, Any],
-    dropped: tuple[str, ...],
-) -> Artifact:
-    files = tuple(_file(folder, name) for name in compiled.files)
-    total = sum(f.bytes for f in files)
-    by_role, overhead = ledger_from_parts(
-        ((w.bytes, [(s.role, s.elements) for s in w.shares]) for w in compiled.weights if w.shares), total
-    )
-    notes = list(compiled.notes) + compiler.notes()
-    heads = [h.name for h in compiler.checkpoint.geometry.heads]
-    if heads:
-        notes.append(f"probe heads are not part of this artifact: {', '.join(heads)}")
-    if dropped:
-        notes.append(f"dropped after merging the adapter, which doesn't train it: {', '.join(dropped)} head")
-    decode = compiled.nodes["decode"]
-    return Artifact(
-        target=options.target,
-        weights=options.weights,
-        status="verified-on-runtime",
-        files=files,
-        size=Size(total, by_role, overhead),
-        fusion=compiler.fusions(),
-        nodes=Nodes(sum(compiled.nodes["prefill"].values()), sum(decode.values()), decode),
-        parity=table,
-        state_bytes=StateBytes(*compiler.state_bytes()),
-        latency=None,
-        kept_float=tuple(KeptFloat(w.name, w.bytes, w.kept_float) for w in compiled.weights if w.kept_float),
-        notes=tuple(notes),
-        io=compiled.io,
-        versions={**compiled.versions, **versions()},
-    )
 
 
 def _with_latency(
@@ -335,31 +329,5 @@ def _with_latency(
             times = latency.measure(
                 artifact.target, folder, vocab, threads=threads, steps=steps, prompts=prompts
             )
-        artifacts.append(replace(artifact, latency=_latency(times, threads, command)))
+        artifacts.append(replace(artifact, latency=latency_of(times, threads, command)))
     return replace(report, artifacts=tuple(artifacts))
-
-
-def _latency(times: dict[str, Any], threads: int, command: str) -> Latency:
-    from needle_export.report.schema import DecodeLatency, PrefillLatency
-
-    return Latency(
-        kind="measured",
-        host=latency.host(),
-        threads=threads,
-        command=command,
-        load_ms=times["load_ms"],
-        first_ms=times["first_ms"],
-        prefill=tuple(PrefillLatency(**p) for p in times["prefill"]),
-        decode=DecodeLatency(**times["decode"]),
-        peak_rss_bytes=times["peak_rss_bytes"],
-    )
-
-
-def _file(folder: Path, name: str) -> FileInfo:
-    path = folder / name
-    return FileInfo(name, path.stat().st_size, _sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-PIPELINE = frozenset({"pipeline", "compile", "inspection", "provenance"})
+PIPELINE = frozenset({"pipeline", "compile", "inspection", "provenance", "assemble"})
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -32,6 +32,7 @@ GROUND = frozenset({"errors", "config", "__version__"})
 #: Vocabulary that stages share: (importing module, imported module) by prefix, and why.
 SHARED = {
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
+    ("model.dynamic", "weights.int8"): "what a runtime computes with int8 weights, which the reference follows",
     ("model", "graph.reference"): "the model is written with the functions that the patterns are traced from",
     ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
     ("targets", "graph.program"): "data types: what a target is handed to lower",

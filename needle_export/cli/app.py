@@ -74,7 +74,12 @@ class Program(click.Group):
 
 def _run(program: Program, arguments: list[str], name: str, extra: dict[str, Any]) -> int:
     debug = _has(arguments, "--debug") or os.environ.get("NEEDLE_EXPORT_DEBUG", "") not in ("", "0")
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
+    with contextlib.nullcontext() if debug else _native_chatter_hidden():
+        logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
+        return _invoke(program, arguments, name, extra, debug=debug)
+
+
+def _invoke(program: Program, arguments: list[str], name: str, extra: dict[str, Any], *, debug: bool) -> int:
     try:
         with _terminable(), program.make_context(name, arguments, **extra) as ctx:
             program.invoke(ctx)
@@ -113,6 +118,33 @@ def _has(arguments: Sequence[str], option: str) -> bool:
     """Whether an option was given, even if the line can't be parsed."""
     options = arguments[:arguments.index("--")] if "--" in arguments else arguments
     return option in options
+
+
+@contextlib.contextmanager
+def _native_chatter_hidden() -> Iterator[None]:
+    """Sends what native libraries write to descriptor 2 nowhere; ours goes on reaching it, through a copy.
+
+    Runtimes greet there and converters estimate, and nothing that they offer turns it off.
+    """
+    try:
+        wanted = sys.stderr.fileno() == 2
+    except (AttributeError, OSError, ValueError):
+        wanted = False
+    if not wanted:
+        yield
+        return
+    before = sys.stderr
+    before.flush()
+    with os.fdopen(os.dup(2), "w", encoding=before.encoding, errors="backslashreplace", buffering=1) as copy:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, 2)
+        os.close(sink)
+        sys.stderr = copy
+        try:
+            yield
+        finally:
+            sys.stderr = before
+            os.dup2(copy.fileno(), 2)
 
 
 @contextlib.contextmanager

@@ -136,6 +136,11 @@ def integers(value: str) -> tuple[int, ...]:
     return numbers
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Option type: names separated by commas, in the order given; none of an empty text."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 def head_widths(value: str) -> tuple[tuple[int, int], ...]:
     """Option type: pairs of head widths (qk, v) written ``qk/v``, separated by commas."""
     pairs = []

@@ -8,11 +8,17 @@ from typing import Any
 
 from needle_export.errors import UsageError
 
-TARGETS = ("onnx",)
+SCHEMES = {"onnx": ("fp32", "fp16"), "tflite": ("fp32", "fp16", "int8")}
+"""Weight schemes that each target can represent."""
+
+TARGETS = tuple(SCHEMES)
 """Names that ``--target`` takes."""
 
-WEIGHTS = ("fp32", "fp16")
+WEIGHTS = ("fp32", "fp16", "int8")
 """Names that ``--weights`` takes: how weights lie in the file."""
+
+BUCKETS = (64, 128)
+"""Prefill lengths of targets with fixed shapes, unless others are asked for."""
 
 OPSETS = (21, 23, 24)
 """ONNX operator sets that can be emitted, oldest first."""
@@ -35,7 +41,9 @@ class BuildOptions:
         lora: an adapter file to merge first, or None.
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
-        opset: one of ``OPSETS``.
+        opset: one of ``OPSETS``, of the ONNX target only; None takes the newest.
+        buckets: prefill lengths of a target with fixed shapes, ascending; None takes the usual ones that fit.
+        heads: probe heads that the artifact is to have, by name.
         keep_confidence: keep the confidence head after a LoRA merge. It is dropped by default because
             local fine-tuning doesn't train it.
         seed: of the prompts that the verification draws.
@@ -53,7 +61,9 @@ class BuildOptions:
     lora: str | None = None
     context: int = 1024
     weights: str = "fp32"
-    opset: int = 24
+    opset: int | None = None
+    buckets: tuple[int, ...] | None = None
+    heads: tuple[str, ...] = ()
     keep_confidence: bool = False
     seed: int = 0
     threads: int = 1
@@ -64,7 +74,10 @@ class BuildOptions:
             raise UsageError("the checkpoint's name is empty", where="CHECKPOINT", fix="give a file")
         _one_of("--target", self.target, TARGETS)
         _one_of("--weights", self.weights, WEIGHTS)
-        _one_of("--opset", self.opset, OPSETS)
+        if self.weights not in SCHEMES[self.target]:
+            raise UsageError(f"the {self.target} target has no {self.weights}", where="--weights",
+                             fix=f"choose from {', '.join(SCHEMES[self.target])}, or another --target")
+        self._check_target_options()
         if self.layers is not None:
             _at_least("--layers", self.layers, MIN_LAYERS)
         _at_least("--context", self.context, 1)
@@ -75,14 +88,33 @@ class BuildOptions:
             raise UsageError("there is no adapter to merge, so the confidence head stays anyway",
                              where="--keep-confidence", fix="leave it out, or give --lora")
 
+    def _check_target_options(self) -> None:
+        if self.target == "onnx":
+            if self.buckets is not None:
+                raise UsageError("prefill is of variable length in ONNX", where="--buckets", fix="leave it out")
+            if self.heads:
+                raise UsageError("probe heads aren't part of an ONNX artifact", where="--heads",
+                                 fix="leave it out, or choose --target tflite")
+            object.__setattr__(self, "opset", OPSETS[-1] if self.opset is None else self.opset)
+            _one_of("--opset", self.opset, OPSETS)
+            return
+        if self.opset is not None:
+            raise UsageError(f"the {self.target} target has no opset", where="--opset", fix="leave it out")
+        for bucket in self.buckets or ():
+            _at_least("--buckets", bucket, 2)
+            if bucket > self.context:
+                raise UsageError(f"{bucket} tokens don't fit in the context of {self.context}", where="--buckets")
+        if self.buckets is not None:
+            object.__setattr__(self, "buckets", tuple(sorted(set(self.buckets))))
+
     def recipe(self) -> dict[str, Any]:
         """The choices that decide the artifact's bytes and its verification, JSON-able, for the report.
 
         Input files are left out: the report names them with their hashes.
         """
         return {"target": self.target, "layers": self.layers, "context": self.context,
-                "weights": self.weights, "opset": self.opset, "keep_confidence": self.keep_confidence,
-                "seed": self.seed}
+                "weights": self.weights, "opset": self.opset, "buckets": self.buckets and list(self.buckets),
+                "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
 
 
 def _one_of(option: str, value: object, known: tuple[object, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from needle_export.errors import BadInput
 from needle_export.report.codec import decode, parse_json, to_json
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the schema that this package writes and reads."""
 
 REPORT_NAME = "report.json"
@@ -212,6 +212,63 @@ class KeptFloat:
 
 
 @dataclass(frozen=True)
+class LeftToRuntime:
+    """Ops of one kind that a delegate left to the runtime's own kernels; ``splits`` of them cut the graph."""
+
+    op: str
+    count: int
+    splits: int
+
+    def __post_init__(self) -> None:
+        _check_naturals({"count": self.count, "splits": self.splits})
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One entry of a file with several: its ops, and the partitions that a delegate makes of them."""
+
+    ops: int
+    delegate: str
+    partitions: int
+    delegated: int
+    left: tuple[LeftToRuntime, ...]
+
+    def __post_init__(self) -> None:
+        _check_naturals({"ops": self.ops, "partitions": self.partitions, "delegated": self.delegated})
+
+
+@dataclass(frozen=True)
+class RuntimeCheck:
+    """What became of an artifact in one runtime.
+
+    Attributes:
+        runtime, version: which.
+        loaded: whether it opened the artifact; None where that wasn't tried.
+        reproduced: whether it gave the reference's results; None where it couldn't run.
+        max_abs: largest logit deviation there, None where it couldn't run.
+        reason: why it was not tried, doesn't load or deviates; empty where all is well.
+    """
+
+    runtime: str
+    version: str
+    loaded: bool | None
+    reproduced: bool | None
+    max_abs: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class LintNote:
+    """Something that public sources say a delegate won't take; read off the file, never run."""
+
+    rule: str
+    op: str
+    count: int
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Artifact:
     """One exported model and what is known about it.
 
@@ -233,6 +290,9 @@ class Artifact:
     notes: tuple[str, ...]
     io: dict[str, Any]
     versions: dict[str, str]
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    runtimes: tuple[RuntimeCheck, ...] = ()
+    gpu_lint: tuple[LintNote, ...] = ()
 
     def __post_init__(self) -> None:
         names = [file.name for file in self.files]

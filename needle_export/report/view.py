@@ -112,7 +112,8 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
 def sections(report: Report, artifact: Artifact) -> list[Section]:
     """Everything else about an artifact; sections without content are left out."""
     every = [_bytes(artifact), _fusion(artifact), _left(artifact), _nodes(artifact), _state(artifact),
-             _prefill(artifact.latency), _parity(artifact), _kept_float(artifact), _files(artifact),
+             _prefill(artifact.latency), _runtimes(artifact), _signatures(artifact), _parity(artifact),
+             _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
              _pairs("Built with", report.options), _pairs("Versions", artifact.versions)]
     return [section for section in every if section.rows]
 
@@ -243,8 +244,35 @@ def _prefill(latency: Latency | None) -> Section:
     return Section(f"Prefill{kind}", ("prompt tokens", "median", "rate"), rows, frozenset({0, 1, 2}))
 
 
+def _runtimes(artifact: Artifact) -> Section:
+    rows = []
+    for check in artifact.runtimes:
+        loaded = {None: "not tried", True: "yes", False: "no"}[check.loaded]
+        equal = {None: "unknown", True: "yes", False: "no"}[check.reproduced]
+        error = "" if check.max_abs is None else small(check.max_abs)
+        rows.append((f"{check.runtime} {check.version}".strip(), loaded, equal, error, check.reason))
+    return Section("Runtimes", ("runtime", "loads it", "reproduces the reference", "largest logit error", "reason"),
+                   tuple(rows), frozenset({3}))
+
+
+def _signatures(artifact: Artifact) -> Section:
+    rows = []
+    for name, s in artifact.signatures.items():
+        cutters = ", ".join(f"{x.op} {whole(x.splits)}" for x in s.left if x.splits) or "none"
+        rows.append((name, whole(s.ops), f"{whole(s.partitions)} by {s.delegate}", whole(s.delegated), cutters))
+    return Section("Signatures, and how a delegate cuts them",
+                   ("signature", "ops", "partitions", "ops in them", "cut by"), tuple(rows), frozenset({1, 3}))
+
+
+def _gpu_lint(artifact: Artifact) -> Section:
+    rows = tuple((x.rule, x.op, whole(x.count), x.why, x.source) for x in artifact.gpu_lint)
+    return Section("GPU delegate: a lint from public sources, not a result",
+                   ("rule", "op", "count", "what is reported", "source"), rows, frozenset({2}))
+
+
 def _parity(artifact: Artifact) -> Section:
-    return _pairs("Comparison with the reference", artifact.parity)
+    shown = {key: value for key, value in artifact.parity.items() if key != "scheme"}
+    return _pairs("Comparison with the reference", shown)
 
 
 def _kept_float(artifact: Artifact) -> Section:

@@ -7,7 +7,10 @@ from importlib import import_module
 from needle_export.errors import UsageError
 from needle_export.targets.base import Target
 
-_TARGETS = {"onnx": ("needle_export.targets.onnx.target", "OnnxTarget")}
+_TARGETS = {
+    "onnx": ("needle_export.targets.onnx.target", "OnnxTarget"),
+    "tflite": ("needle_export.targets.tflite.target", "TfliteTarget"),
+}
 
 
 def find_target(name: str) -> Target:

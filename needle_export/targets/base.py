@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,29 +85,118 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """How a target is to lower: weight scheme, opset, and what the artifact says about itself."""
+    """How a target is to lower: weight scheme, opset, and what the artifact says about itself.
+
+    Attributes:
+        weights: scheme.
+        context: positions that caches hold.
+        opset: of ONNX; other targets have none.
+        max_chunk: the longest chunk of a prefill of variable length.
+        metadata: rides in the artifact.
+        buckets: lengths of prefills of fixed length, ascending.
+        heads: probe heads that the artifact is to have.
+    """
 
     weights: str
     context: int
-    opset: int
+    opset: int | None
     max_chunk: int
     metadata: Mapping[str, str]
+    buckets: tuple[int, ...] = ()
+    heads: tuple[str, ...] = ()
+
+
+class Programs(Protocol):
+    """What a target lowers: fused programs of one model, made when they are asked for."""
+
+    def program(self, rows: int | None) -> Any:
+        """The step at T rows, or at a symbolic T (None)."""
+
+    def head_program(self, name: str) -> Any:
+        """What a probe head makes of its state."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Ops of one kind that a delegate leaves to the runtime; ``splits`` of them cut the graph in two."""
+
+    op: str
+    count: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class SignatureFacts:
+    """One entry of an artifact as its runtime sees it: ops, and how its delegate cuts them."""
+
+    ops: int
+    delegate: str
+    partitions: int
+    delegated: int
+    left: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """Something that public sources say a delegate won't take; nothing was run to find out."""
+
+    rule: str
+    op: str
+    count: int
+    why: str
+    source: str
+
+
+@dataclass
+class Facts:
+    """What reading a finished artifact tells."""
+
+    signatures: dict[str, SignatureFacts] = field(default_factory=dict)
+    lint: list[LintFinding] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OtherRuntime:
+    """Another runtime that an artifact may be run in.
+
+    Attributes:
+        name, version: of the runtime; no version where it isn't known.
+        open: opens the artifact there, or None where it can't be tried.
+        reason: why it can't, if so.
+        activations: how it rounds the inputs of int8 matrices, or None.
+    """
+
+    name: str
+    version: str
+    open: Callable[[], Any] | None
+    reason: str = ""
+    activations: str | None = None
+
+
+class RuntimeRefused(Exception):
+    """A runtime can't open or run an artifact; the text is one line that says why."""
 
 
 class Target(Protocol):
     """One format with its runtime."""
 
     name: str
-
-    def refuses(self, options: LoweringOptions) -> str | None:
-        """Why these options can't be met here, or None."""
+    #: How far verification proves an artifact here.
+    status: Literal["verified-on-runtime", "verified-by-evaluator", "converted-only"]
+    #: The runtime that it is verified in.
+    runtime: str
+    #: Whether a prefill has a fixed length, so that there is one for each of several.
+    fixed_shapes: bool
 
     def folds_into_matrices(self, weights: str) -> bool:
         """Whether matrices may take constant factors under a scheme without losing its promise."""
 
+    def activations(self, weights: str) -> Any:
+        """How the runtime rounds the inputs of int8 matrices under a scheme, or None."""
+
     def compile(
         self,
-        program: Callable[[int | None], Any],
+        programs: Programs,
         states: tuple[Any, ...],
         head_vocab: int,
         folder: Path,
@@ -116,7 +205,7 @@ class Target(Protocol):
         """Write an artifact.
 
         Args:
-            program: the fused program at T rows, or at a symbolic T (None).
+            programs: of the model.
             states: the step's state tensors, as ``model.state`` lists them.
             head_vocab: width V of the logits.
             folder: to write into; it exists and is empty.
@@ -128,3 +217,9 @@ class Target(Protocol):
         Raises:
             BadInput: the folder doesn't hold one that this target can run.
         """
+
+    def examine(self, folder: Path) -> Facts:
+        """What the finished files tell about themselves."""
+
+    def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
+        """Further runtimes that users of this format may have."""

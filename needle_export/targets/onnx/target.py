@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from needle_export.targets.base import Compiled, LoweringOptions, StoredWeight, WeightShare
+from needle_export.targets.base import (
+    Compiled,
+    Facts,
+    LoweringOptions,
+    OtherRuntime,
+    Programs,
+    StoredWeight,
+    WeightShare,
+)
 from needle_export.targets.onnx.contract import (
     CHUNK_KEY,
     CONTEXT_KEY,
@@ -19,9 +26,6 @@ from needle_export.targets.onnx.contract import (
     state_json,
 )
 from needle_export.targets.onnx.session import OnnxRunner
-
-if TYPE_CHECKING:
-    from needle_export.graph.program import Program
 
 #: The newest opset, which the default artifact is written in.
 NEWEST = 24
@@ -42,18 +46,21 @@ class OnnxTarget:
     """ONNX for ONNX Runtime on CPU."""
 
     name = "onnx"
-
-    def refuses(self, options: LoweringOptions) -> str | None:
-        """Every combination that the options admit is supported."""
-        return None
+    status: Literal["verified-on-runtime"] = "verified-on-runtime"
+    fixed_shapes = False
+    runtime = "onnxruntime"
 
     def folds_into_matrices(self, weights: str) -> bool:
         """Only in float32: a scaled half is not the checkpoint's half any more."""
         return weights == "fp32"
 
+    def activations(self, weights: str) -> None:
+        """Arithmetic is float32 in every scheme here."""
+        return
+
     def compile(
         self,
-        program: Callable[[int | None], Program],
+        programs: Programs,
         states: tuple[Any, ...],
         head_vocab: int,
         folder: Path,
@@ -62,6 +69,8 @@ class OnnxTarget:
         """Write ``decode.onnx``, ``prefill.onnx`` and ``weights.bin``; see :class:`targets.base.Target`."""
         import onnx
         import onnx_ir as ir
+
+        assert options.opset is not None
 
         from needle_export.targets.onnx.lower import count_ops, count_widened, lower
         from needle_export.targets.onnx.store import UnwrittenFile, WeightFile
@@ -83,7 +92,7 @@ class OnnxTarget:
                     "data_name": DATA_NAME,
                     "metadata": {**metadata, "needle.phase": phase},
                 }
-                fused = program(rows)
+                fused = programs.program(rows)
                 if phase == "decode" and options.opset != NEWEST:
                     nowhere = UnwrittenFile(folder / DATA_NAME)
                     newest = sum(count_ops(lower(fused, inputs, outputs, nowhere, opset=NEWEST, **common)).values())
@@ -136,3 +145,11 @@ class OnnxTarget:
     def open(self, folder: Path, *, threads: int = 1, inner: bool = False) -> OnnxRunner:
         """Open an artifact in ONNX Runtime."""
         return OnnxRunner(folder, threads=threads, inner=inner)
+
+    def examine(self, folder: Path) -> Facts:
+        """Nothing beyond what compiling told."""
+        return Facts()
+
+    def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
+        """None: opsets say what older versions run."""
+        return []

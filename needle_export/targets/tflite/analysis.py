@@ -119,7 +119,7 @@ def _mapped(path: Path) -> Iterator[tuple[mmap.mmap, Any]]:
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 yield data, schema.Model.GetRootAsModel(data, 0)
-            except (struct.error, IndexError, ValueError) as error:
+            except (struct.error, IndexError, TypeError, ValueError) as error:
                 raise BadInput("the file is cut short or damaged", where=str(path), fix="build it anew") from error
 
 

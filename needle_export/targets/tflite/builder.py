@@ -146,14 +146,18 @@ class Builder:
 
     def linear(self, x: Ref, matrix: Matrix, bias: tuple[Weight, npt.NDArray[np.float32]] | None = None) -> Ref:
         """x [..., I] with a stored matrix [O, I] and a bias [O]; where its rows have scales, one op more."""
+        scales = matrix.scales
         if bias is None:
-            addend = None
-        else:
-            # Before the scales, so that the product can add it.
-            weight, values = bias
-            addend = self.store.plain(weight, values if matrix.scales is None else values / matrix.scales)
-        product = self.product(x, matrix.operand, addend)
-        return product if matrix.scales is None else self.mul(product, self.constant(matrix.scales))
+            product = self.product(x, matrix.operand)
+            return product if scales is None else self.mul(product, self.constant(scales))
+        weight, values = bias
+        if scales is None:
+            return self.product(x, matrix.operand, self.store.plain(weight, values))
+        if np.abs(scales).min() < np.finfo(np.float32).tiny:
+            return self.add(self.mul(self.product(x, matrix.operand), self.constant(scales)), self.constant(values))
+        # Before the scales, so that the product can add it.
+        product = self.product(x, matrix.operand, self.store.plain(weight, values / scales))
+        return self.mul(product, self.constant(scales))
 
     def reshape(self, x: Ref, dims: Dims) -> Ref:
         """The same elements under another shape; nothing if it has it."""
@@ -190,6 +194,13 @@ class Builder:
         at = axis % len(x.dims)
         dims = tuple(d // count if i == at else d for i, d in enumerate(x.dims))
         return self.ops("split", (self.constant(at, np.int32), x), (dims,) * count, num_splits=np.int32(count))
+
+    def cut(self, x: Ref, axis: int, sizes: Sequence[int]) -> tuple[Ref, ...]:
+        """Pieces of one axis: two to four equal ones by one op, as XNNPACK takes that, others by one op each."""
+        if 2 <= len(sizes) <= 4 and len(set(sizes)) == 1:
+            return self.split(x, axis, len(sizes))
+        starts = np.cumsum([0, *sizes[:-1]])
+        return tuple(self.slice(x, axis, int(s), size) for s, size in zip(starts, sizes, strict=True))
 
     def concat(self, values: Sequence[Ref], axis: int) -> Ref:
         """Behind each other along one axis."""

@@ -102,7 +102,8 @@ def unary(kind: str) -> Lowering:
     """Elementwise on one value, whatever its shape."""
 
     def lower(b: Builder, n: FxNode) -> None:
-        b.put(n, b.unary(kind, b.ref(n.args[0])))
+        if n not in b.env:  # a sigmoid that was made with its neighbours
+            b.put(n, b.unary(kind, b.ref(n.args[0])))
 
     return lower
 
@@ -165,6 +166,11 @@ def mean(b: Builder, n: FxNode) -> None:
     """Over one axis."""
     (axis,) = n.args[1]
     keep = len(n.args) > 2 and bool(n.args[2])
+    value, dims = b.ref(n.args[0]), b.dims_of(n.args[0])
+    if axis == -2 and not keep and (1, *value.dims) == dims:
+        # Of one row, which lies without its T: the axis that is kept is that one.
+        b.put(n, b.reduce("mean", value, axis))
+        return
     b.put(n, b.reduce("mean", b.get(n.args[0]), axis, keep=keep))
 
 
@@ -263,17 +269,12 @@ def pad(b: Builder, n: FxNode) -> None:
 
 
 def split(b: Builder, n: FxNode) -> None:
-    """Pieces along one axis; equal ones by one op, as far as XNNPACK takes that."""
+    """Pieces along one axis."""
     value, sizes, dim = n.args
     if isinstance(b.env.get(value), tuple):
         b.env[n] = b.env[value]  # a matmul that was made in pieces
         return
-    x = b.get(value)
-    if 2 <= len(sizes) <= 4 and len(set(sizes)) == 1:
-        b.env[n] = b.split(x, dim, len(sizes))
-        return
-    starts = np.cumsum([0, *sizes[:-1]])
-    b.env[n] = tuple(b.slice(x, dim, int(s), size) for s, size in zip(starts, sizes, strict=True))
+    b.env[n] = b.cut(b.get(value), dim, sizes)
 
 
 def select(b: Builder, n: FxNode) -> None:

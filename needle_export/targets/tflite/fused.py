@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
@@ -112,11 +113,8 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     if b.rows == 1:
         kernel = np.zeros((reach + 1, channels), np.float32)
         kernel[reach::-dilation] = weight.value.numpy()
-        # Rows that no tap reads are left out of the product.
-        if dilation > 1:
-            kept = b.constant(np.arange(0, reach + 1, dilation), np.int32)
-            window, kernel = b.gather(window, kept, 0), kernel[::dilation]
-        filtered = b.reduce("sum", b.mul(window, b.store.plain(weight, np.ascontiguousarray(kernel))), 0)
+        # Rows that no tap reads meet zeros: to pick the others would take an op that XNNPACK leaves out.
+        filtered = b.reduce("sum", b.mul(window, b.store.plain(weight, kernel)), 0)
     else:
         kernel = np.ascontiguousarray(weight.value.numpy()[::-1]).reshape(1, count, 1, channels)
         tall = b.reshape(window, (1, reach + b.rows, 1, channels))
@@ -155,14 +153,27 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
         return
     readers = [u for u in x.users if u.target is n.target]
     if n is readers[0] and len(readers) > 1:
-        whole = _scaled(b, x, readers)
-        start = 0
-        for reader in readers:
-            width = b.dims_of(reader)[-1]
-            b.put(reader, b.slice(whole, -1, start, width))
-            start += width
+        # Those that a sigmoid follows side by side, so that it is one op.
+        gates = [r for r in readers if _sigmoid_of(r) is not None]
+        others = [r for r in readers if r not in gates]
+        whole, start = _scaled(b, x, [*gates, *others]), 0
+        for group, opened in ((gates, True), (others, False)):
+            widths = [b.dims_of(r)[-1] for r in group]
+            if not group:
+                continue
+            part = b.slice(whole, -1, start, sum(widths))
+            part = b.unary("logistic", part) if opened else part
+            for reader, value in zip(group, b.cut(part, -1, widths), strict=True):
+                b.put(_sigmoid_of(reader) if opened else reader, value)
+            start += sum(widths)
     elif len(readers) == 1:
         b.put(n, _scaled(b, x, readers))
+
+
+def _sigmoid_of(node: FxNode) -> FxNode | None:
+    """The sigmoid that alone reads a value, or None."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is torch.ops.aten.sigmoid.default else None
 
 
 def _scaled(b: Builder, x: FxNode, nodes: list[FxNode]) -> Ref:
@@ -178,11 +189,7 @@ def _scaled(b: Builder, x: FxNode, nodes: list[FxNode]) -> Ref:
     addend = piece(biases[0], f"{name}.bias", bias, [p for w in biases for p in w.parts])
     # One row may lie in any shape, unless a reshape follows: the converter would draw that one into the product.
     source = b.ref(x) if b.rows == 1 and len(nodes) > 1 else b.get(x)
-    if b.store.scheme == "fp16":
-        product = b.mul(b.linear(source, b.store.matrix(weight, data)), b.constant(factor))
-        return b.add(product, b.store.plain(addend, bias))
-    # A factor of a column is a factor of its int8 scale: the integers stay as they are.
-    return b.linear(source, b.store.matrix(weight, data * factor[:, None]), (addend, bias))
+    return b.linear(source, b.store.matrix(weight, data, factor), (addend, bias))
 
 
 def row_dot(b: Builder, n: FxNode) -> None:

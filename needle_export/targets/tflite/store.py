@@ -42,8 +42,8 @@ class Stored:
 class Matrix:
     """A stored matrix: the operand, and the scales of its rows [O] that multiply behind the op, if it has any.
 
-    Scales are not the tensor's own: tflite-runtime 2.14 reads one scale a tensor, and returns zeros where there are
-    more. With a scale of 1 in the tensor and a MUL behind the op, every runtime computes the same.
+    Scales of int8 rows are not the tensor's own: tflite-runtime 2.14 reads one scale a tensor, and returns zeros where
+    there are more. With a scale of 1 in the tensor and a MUL behind the op, every runtime computes the same.
     """
 
     operand: Any
@@ -73,13 +73,19 @@ class WeightStore:
         self._note(digest, Stored(_short(weight.name), "float32", weight.parts, data.nbytes, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
 
-    def matrix(self, weight: Weight, data: npt.NDArray[np.float32]) -> Matrix:
-        """A matrix [O, I] (or a table of rows) as the scheme stores it, ready for an op."""
+    def matrix(
+        self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None = None
+    ) -> Matrix:
+        """A matrix [O, I] (or a table of rows) as the scheme stores it, ready for an op.
+
+        A ``factor`` a row [O] goes into the matrix in float32; halves and integers stay as they are, and it goes into
+        the scales.
+        """
         from needle_export.targets.tflite.builder import Ref
 
         reason = self._why_float(weight, data.size)
         if self.scheme == "fp32" or reason:
-            return Matrix(self.plain(weight, data, reason), None)
+            return Matrix(self.plain(weight, data if factor is None else data * factor[:, None], reason), None)
         if self.scheme == "fp16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
@@ -87,10 +93,12 @@ class WeightStore:
             half = _constant("tfl.pseudo_const", kind, value=attribute)
             wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
             value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
-            return Matrix(Ref(value, data.shape), None)
-        return self._int8(weight, data)
+            return Matrix(Ref(value, data.shape), factor)
+        return self._int8(weight, data, factor)
 
-    def _int8(self, weight: Weight, data: npt.NDArray[np.float32]) -> Matrix:
+    def _int8(
+        self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None
+    ) -> Matrix:
         from needle_export.targets.tflite.builder import Ref
 
         source = _digest(data)
@@ -98,13 +106,14 @@ class WeightStore:
             values, scales = quantize_rows(torch.from_numpy(data))
             self._quantized[source] = (values.numpy(), scales.numpy())
         values, scales = self._quantized[source]
+        scales = scales if factor is None else scales * factor
         attribute, _, digest = self._attribute(values)
         self._note(digest, Stored(_short(weight.name), "int8", weight.parts, values.nbytes))
         shape = "x".join(map(str, data.shape))
         kind = ir.Type.parse(f"tensor<{shape}x!quant.uniform<i8<-127:127>:f32, 1.0>>")
         value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
         attribute, _, digest = self._attribute(scales)
-        shared = tuple(replace(p, elements=0) for p in weight.parts)
+        shared = tuple(replace(p, elements=max(1, p.elements // data.shape[1])) for p in weight.parts)
         self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared, scales.nbytes))
         return Matrix(Ref(value, data.shape), scales)
 

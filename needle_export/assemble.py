@@ -1,0 +1,114 @@
+"""What a build tells about an artifact, put together for its report."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from needle_export.config.options import BuildOptions
+from needle_export.measure import latency
+from needle_export.measure.ledger import ledger_from_parts
+from needle_export.report.schema import (
+    Artifact,
+    DecodeLatency,
+    FileInfo,
+    KeptFloat,
+    Latency,
+    LeftToRuntime,
+    LintNote,
+    Nodes,
+    PrefillLatency,
+    RuntimeCheck,
+    Signature,
+    Size,
+    StateBytes,
+)
+from needle_export.targets.base import Compiled, Target
+
+
+def describe_artifact(
+    target: Target,
+    options: BuildOptions,
+    folder: Path,
+    compiler: Any,
+    compiled: Compiled,
+    table: dict[str, Any],
+    runtimes: tuple[RuntimeCheck, ...],
+    dropped: tuple[str, ...],
+    build_versions: dict[str, str],
+) -> Artifact:
+    """An artifact as the report has it: what compiling, verifying and reading its files told.
+
+    Args:
+        compiler: of the build; answers for rewrites and state.
+        table: the comparison with the reference.
+        build_versions: of what every build uses.
+        dropped: heads that the merged adapter didn't train.
+    """
+    files = tuple(file_info(folder, name) for name in compiled.files)
+    total = sum(f.bytes for f in files)
+    by_role, overhead = ledger_from_parts(
+        ((w.bytes, [(s.role, s.elements) for s in w.shares]) for w in compiled.weights if w.shares), total
+    )
+    notes = list(compiled.notes) + compiler.notes()
+    heads = [h.name for h in compiler.checkpoint.geometry.heads if h.name not in options.heads]
+    if heads:
+        notes.append(f"probe heads are not part of this artifact: {', '.join(heads)}")
+    if dropped:
+        notes.append(f"dropped after merging the adapter, which doesn't train it: {', '.join(dropped)} head")
+    decode = compiled.nodes["decode"]
+    prefills = [sum(ops.values()) for name, ops in compiled.nodes.items() if name.startswith("prefill")]
+    facts = target.examine(folder)
+    return Artifact(
+        target=options.target,
+        weights=options.weights,
+        status=target.status,
+        files=files,
+        size=Size(total, by_role, overhead),
+        fusion=compiler.fusions(),
+        nodes=Nodes(max(prefills, default=None), sum(decode.values()), decode),
+        parity=table,
+        state_bytes=StateBytes(*compiler.state_bytes()),
+        latency=None,
+        kept_float=tuple(KeptFloat(w.name, w.bytes, w.kept_float) for w in compiled.weights if w.kept_float),
+        notes=tuple(notes),
+        io=compiled.io,
+        versions={**compiled.versions, **build_versions},
+        signatures={
+            name: Signature(
+                s.ops, s.delegate, s.partitions, s.delegated, tuple(LeftToRuntime(**asdict(x)) for x in s.left)
+            )
+            for name, s in facts.signatures.items()
+        },
+        runtimes=runtimes,
+        gpu_lint=tuple(LintNote(**asdict(found)) for found in facts.lint),
+    )
+
+
+def latency_of(times: dict[str, Any], threads: int, command: str) -> Latency:
+    """Measured times as the report has them."""
+    return Latency(
+        kind="measured",
+        host=latency.host(),
+        threads=threads,
+        command=command,
+        load_ms=times["load_ms"],
+        first_ms=times["first_ms"],
+        prefill=tuple(PrefillLatency(**p) for p in times["prefill"]),
+        decode=DecodeLatency(**times["decode"]),
+        peak_rss_bytes=times["peak_rss_bytes"],
+    )
+
+
+def file_info(folder: Path, name: str) -> FileInfo:
+    """A file of a folder with its size and hash."""
+    path = folder / name
+    return FileInfo(name, path.stat().st_size, sha256(path))
+
+
+def sha256(path: Path) -> str:
+    """Of a file, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

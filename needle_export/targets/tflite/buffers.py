@@ -1,0 +1,49 @@
+"""Which weights lie in a finished file, found by their bytes: nothing is taken on trust from what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from needle_export.errors import Unsupported
+from needle_export.targets.base import StoredWeight, WeightShare
+
+if TYPE_CHECKING:
+    from needle_export.targets.tflite.store import Stored
+
+
+def digests(path: Path) -> dict[str, int]:
+    """Bytes of every constant buffer of a file, by digest."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAsModel(np.memmap(path, np.uint8, "r"), 0)
+    found = {}
+    for index in range(model.BuffersLength()):
+        buffer = model.Buffers(index)
+        if buffer.DataLength():
+            data = buffer.DataAsNumpy()
+            found[hashlib.blake2b(data.data, digest_size=16).hexdigest()] = len(data)
+    return found
+
+
+def stored_weights(path: Path, stored: dict[str, Stored]) -> list[StoredWeight]:
+    """The weights that were handed to the converter, each with the bytes that it takes in the file.
+
+    Raises:
+        Unsupported: the file lacks one: the converter has changed it, and nobody knows what it computes then.
+    """
+    present = digests(path)
+    weights = []
+    for digest, weight in stored.items():
+        if digest not in present:
+            raise Unsupported(
+                "the converter changed this weight",
+                where=weight.name,
+                fix="another version of litert-converter is installed than the one that was tested",
+            )
+        shares = tuple(WeightShare(p.source, p.role, p.layer, p.elements) for p in weight.parts)
+        weights.append(StoredWeight(weight.name, present[digest], weight.dtype, shares, weight.kept_float))
+    return weights

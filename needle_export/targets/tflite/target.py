@@ -1,0 +1,245 @@
+"""The TFLite target: one file with a signature for decode and one for each prefill length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from needle_export.errors import BadInput, Unsupported, UsageError
+from needle_export.targets.base import (
+    Compiled,
+    Facts,
+    Floats,
+    LeftOut,
+    LintFinding,
+    LoweringOptions,
+    OtherRuntime,
+    Programs,
+    SignatureFacts,
+    Tokens,
+)
+from needle_export.targets.tflite import contract
+from needle_export.targets.tflite.quiet import quietly
+from needle_export.targets.tflite.session import Loop
+
+#: What a file's ops and types ask for, by scheme, and what is known of older runtimes.
+_SCHEME_NOTES = {
+    "fp16": "fp16 weights, float32 arithmetic: the runtime widens the matrices when it loads them, so memory is that of"
+    " float32, and the tied embedding's three times that (its lookup and its product are widened apart)",
+    "int8": "int8 weights with a scale a row, applied by a MUL behind the op, since tflite-runtime 2.14 reads one scale"
+    " a tensor; inputs of their products are rounded to int8 row by row, at run time",
+}
+
+
+class TfliteTarget:
+    """TFLite for LiteRT on CPU."""
+
+    name = "tflite"
+    status: Literal["verified-on-runtime"] = "verified-on-runtime"
+    fixed_shapes = True
+    runtime = "ai-edge-litert"
+
+    def folds_into_matrices(self, weights: str) -> bool:
+        """Only in float32: a scaled half isn't the checkpoint's, and int8 rows are rounded from the checkpoint's."""
+        return weights == "fp32"
+
+    def activations(self, weights: str) -> str | None:
+        """XNNPACK's rounding of inputs, for int8."""
+        return "asymmetric" if weights == "int8" else None
+
+    def compile(
+        self,
+        programs: Programs,
+        states: tuple[Any, ...],
+        head_vocab: int,
+        folder: Path,
+        options: LoweringOptions,
+    ) -> Compiled:
+        """Write ``model.tflite``; see :class:`targets.base.Target`."""
+        _need("litert_torch", "litert_converter")
+        with quietly():
+            from needle_export.targets.tflite.buffers import stored_weights
+            from needle_export.targets.tflite.lower import exporter
+        from needle_export.targets.tflite.analysis import count_ops, oldest_runtime, read_graph
+        from needle_export.targets.tflite.prepare import prepare
+
+        path = folder / contract.FILE_NAME
+        with exporter(options.weights) as target:
+            for rows in (1, *options.buckets):
+                program = programs.program(rows)
+                prepare(program, self.folds_into_matrices(options.weights))
+                target.add(
+                    contract.DECODE if rows == 1 else contract.prefill_name(rows),
+                    program,
+                    rows,
+                    contract.input_ports(states, rows),
+                    contract.output_ports(states, head_vocab, rows),
+                )
+                del program
+            described = contract.contract_json(
+                states, head_vocab, options.context, options.buckets, options.metadata
+            )
+            target.write(path, described)
+            weights = stored_weights(path, target.store.stored)
+        graphs = {g.name: g for g in read_graph(path)}
+        notes = [
+            f"needs a runtime with the ops of TensorFlow Lite {oldest_runtime(path)} or newer",
+            "no custom op, nothing above four dimensions; groups of keys and values are never repeated",
+        ]
+        if options.weights in _SCHEME_NOTES:
+            notes.append(_SCHEME_NOTES[options.weights])
+        return Compiled(
+            files=[contract.FILE_NAME],
+            weights=weights,
+            nodes={name: count_ops(graph) for name, graph in graphs.items()},
+            notes=notes,
+            io=describe(states, head_vocab, options.context, options.buckets),
+            versions={n: version(n) for n in ("ai-edge-litert", "litert-converter", "litert-torch")},
+        )
+
+    def open(self, folder: Path, *, threads: int = 1, inner: bool = False) -> TfliteRunner:
+        """Open an artifact in LiteRT."""
+        return TfliteRunner(folder, threads=threads, inner=inner)
+
+    def examine(self, folder: Path) -> Facts:
+        """XNNPACK's partitions of every signature, and the GPU lint."""
+        from needle_export.targets.tflite.analysis import partitions, read_graph
+        from needle_export.targets.tflite.lint import lint
+
+        path = folder / contract.FILE_NAME
+        facts, seen = Facts(), set()
+        for graph in read_graph(path):
+            cut = partitions(path, graph.name)
+            facts.signatures[graph.name] = SignatureFacts(
+                ops=len(graph.ops),
+                delegate="XNNPACK",
+                partitions=cut.count,
+                delegated=cut.delegated_ops,
+                left=tuple(LeftOut(left.name, left.count, left.splits) for left in cut.left),
+            )
+            for found in lint(graph):
+                finding = LintFinding(found.rule, found.op, found.count, found.why, found.source)
+                if (found.rule, found.op) not in seen:
+                    seen.add((found.rule, found.op))
+                    facts.lint.append(finding)
+        return facts
+
+    def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
+        """tflite-runtime 2.14, which many shipped apps still link; in a Python of its own."""
+        from needle_export.targets.tflite.legacy import VERSION, LegacyRunner, find_legacy_python
+
+        python = find_legacy_python()
+        if python is None:
+            reason = "not tried: no Python with it was found (NEEDLE_EXPORT_TFLITE_PYTHON names one)"
+            return [OtherRuntime("tflite-runtime", VERSION, None, reason)]
+        opener: Callable[[], Any] = partial(LegacyRunner, folder / contract.FILE_NAME, python)
+        return [OtherRuntime("tflite-runtime", VERSION, opener, activations="asymmetric")]
+
+
+class TfliteRunner:
+    """A decoding session in LiteRT.
+
+    Args:
+        folder: of the artifact.
+        threads: of XNNPACK and of the runtime's own kernels.
+        inner: keep the stream after each block (slower; for finding a faulty layer).
+
+    Raises:
+        BadInput: the file isn't an artifact of ours or can't be loaded.
+        Unsupported: ai-edge-litert isn't installed.
+    """
+
+    def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False) -> None:
+        _need("ai_edge_litert")
+        from ai_edge_litert.interpreter import Interpreter
+
+        from needle_export.targets.tflite.analysis import metadata
+
+        path = folder / contract.FILE_NAME
+        if not path.is_file():
+            raise BadInput("this file of the artifact is missing", where=str(path), fix="build it again")
+        described = metadata(path, contract.CONTRACT_KEY)
+        try:
+            facts = json.loads(described or "")
+            with quietly():
+                self.interpreter = Interpreter(
+                    str(path), num_threads=threads, experimental_preserve_all_tensors=inner
+                )
+            self.loop = Loop(self.interpreter, facts)
+        except (KeyError, ValueError, RuntimeError) as fault:
+            text = (str(fault).strip().splitlines() or ["no reason given"])[0]
+            if described is None:
+                text = "it doesn't carry this tool's contract"
+            raise BadInput(
+                f"LiteRT can't load it ({text[:200]})", where=str(path), fix="build it again"
+            ) from fault
+        self.context, self.inner = self.loop.context, inner
+        self.max_chunk = max(self.loop.buckets, default=1)
+        self._call = (0, 1, 1)
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.loop.reset()
+
+    def feed(self, tokens: Tokens) -> Floats:
+        """Append tokens [T]; logits [T, V]."""
+        if self.loop.position + len(tokens) > self.context:
+            raise UsageError(
+                f"{self.loop.position + len(tokens)} tokens don't fit in a context of {self.context}",
+                fix="build with a larger --context",
+            )
+        if self.inner and len(tokens) > 1:
+            # In one call, however little of the bucket that fills: streams are those of one call.
+            bucket = next(b for b in self.loop.buckets if b >= len(tokens))
+            self._call = (1 + self.loop.buckets.index(bucket), len(tokens), bucket)
+            return self.loop.chunk(tokens, bucket)
+        self._call = (0, 1, 1)
+        return self.loop.feed(tokens)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """State by name in the reference's layout."""
+        from needle_export.targets.tflite.state import reference_state
+
+        return reference_state(self.loop)
+
+    def streams(self) -> dict[int, Floats]:
+        """The stream after each block of the last call, [T, n, C], for a runner opened with ``inner``."""
+        from needle_export.targets.tflite.streams import read_streams
+
+        return read_streams(self.interpreter, *self._call) if self.inner else {}
+
+
+def describe(states: tuple[Any, ...], vocab: int, context: int, buckets: tuple[int, ...]) -> dict[str, Any]:
+    """The contract for the report: of decode, with T for the tokens of a prefill."""
+
+    def rows(ports: tuple[contract.Port, ...]) -> list[dict[str, Any]]:
+        return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in ports]
+
+    return {
+        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in buckets)],
+        "context": context,
+        "buckets": list(buckets),
+        "state": [asdict(layout) for layout in contract.layouts(states)],
+        "inputs": rows(contract.input_ports(states, 1)),
+        "outputs": rows(contract.output_ports(states, vocab, 1)),
+    }
+
+
+def _need(*modules: str) -> None:
+    from importlib.util import find_spec
+
+    for module in modules:
+        if find_spec(module) is None:
+            raise Unsupported(
+                f"{module.replace('_', '-')} is not installed",
+                fix="install it with: pip install 'needle-export[tflite]'",
+            )
+
+
