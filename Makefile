@@ -44,8 +44,9 @@ lint: $(FULL_STAMP) ## Check the code with ruff
 type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
 	$(BIN)/mypy
 
-bench: $(FULL_STAMP) ## Measure the ONNX target against a plain torch.onnx export of the same step
+bench: $(FULL_STAMP) ## Measure both targets against plain conversions of the same step
 	$(BIN)/python -m tests.benchmarks.onnx
+	$(BIN)/python -m tests.benchmarks.tflite --weights fp32,int8
 
 clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache needle_export.egg-info
@@ -67,8 +68,8 @@ $(ONNX_STAMP): $(VENV_STAMP) pyproject.toml
 	@touch $@
 
 $(FULL_STAMP): $(ONNX_STAMP) pyproject.toml
-	@echo "Installing what the tests need, the JAX oracle among it."
-	$(PIP) install $(QUIET) -e '.[onnx,test,oracle]'
+	@echo "Installing what the tests need: litert-torch and the JAX oracle among it."
+	$(PIP) install $(QUIET) -e '.[onnx,tflite,test,oracle]'
 	@touch $@
 
 # Where there is no wheel the stamp stays away, so this says so each time; the tests that need it are skipped.
