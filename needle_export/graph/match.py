@@ -21,6 +21,9 @@ from needle_export.graph.program import FxNode, Program
 #: T of the proof where a program's T is symbolic.
 PROOF_ROWS = 5
 
+#: How many of a proof's positions are real where padding may follow.
+PROOF_COUNT = 3
+
 
 @dataclass
 class Match:
@@ -167,8 +170,9 @@ def prove(program: Program, match: Match) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     rows, position = _proof_point(match)
+    told = {"position": torch.tensor([position]), "count": torch.tensor([PROOF_COUNT])}
     values = {
-        name: torch.tensor([position]) if name == "position" else _sample(program, node, generator, rows)
+        name: told[name] if name in told else _sample(program, node, generator, rows)
         for name, node in match.inputs.items()
     }
     environment: dict[FxNode, Any] = {match.inputs[k]: v for k, v in values.items()}

@@ -99,10 +99,13 @@ def _i(*dims: int | str) -> tuple[Dims, torch.dtype]:
 _EPS = {"eps": 0.0123456}
 
 
-def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int) -> list[Pattern]:
-    """All patterns for a model with these convolution lengths, n-gram orders and lanes.
+def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, probed: bool = False) -> list[Pattern]:
+    """All patterns of a step of a model with these convolution lengths, n-gram orders and lanes.
 
     The order matters: a later pattern may contain what an earlier one has already fused.
+
+    Args:
+        probed: whether the step reads its positions into the pools of a probe head.
     """
     found = [
         Pattern(
@@ -174,4 +177,44 @@ def patterns(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int) -> list
                 order=("tokens", "history", "position", "seeds", "orders", "slots"),
             )
         )
+    if probed:
+        found.append(_PROBE_ABSORB)
     return found
+
+
+_PROBE_ABSORB = Pattern(
+    "probe_absorb",
+    {
+        "cells": _f(3, T, 5),
+        "probes": _f(3, 2, 5),
+        "count": _i(1),
+        "best": _f(3, 2, 1),
+        "total": _f(3, 2, 1),
+        "pool": _f(3, 2, 5),
+    },
+    open={"scale": 0.0123456},
+    order=("cells", "probes", "count", "best", "total", "pool", "scale"),
+)
+
+
+def head_patterns() -> list[Pattern]:
+    """Patterns of the program that answers from a probe head's pools."""
+    return [
+        Pattern(
+            "probe_answer",
+            {
+                "total": _f(3, 2, 1),
+                "pool": _f(3, 2, 5),
+                "gain": _f(3, 2),
+                "query": _f(4, 5),
+                "row_bias": _f(4, 3, 2),
+                "kernel": _f(20, 7),
+                "bias": _f(7),
+            },
+            fixed={"unit": unit},
+            open={"scale": 0.0654321, **_EPS},
+            order=("total", "pool", "gain", "query", "row_bias", "kernel", "bias", "scale", "eps", "unit"),
+        )
+        # The longer form first: the shorter one is its beginning.
+        for unit in (True, False)
+    ]

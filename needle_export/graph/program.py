@@ -55,9 +55,10 @@ class Program:
     Attributes:
         module: the FX graph; placeholders are weights and user inputs, in any order.
         weights: by placeholder name.
-        inputs: user inputs in the order of the contract (``tokens``, ``position``, state).
-        outputs: names of the results, in order (``logits``, next state).
-        rows: positions a call takes, or None when T is symbolic.
+        inputs: user inputs in the order of the contract (``tokens``, ``position``, ``count`` where the step feeds probe
+            heads, state); of a probe head's end, the state that it reads.
+        outputs: names of the results, in order (``logits``, next state); of a probe head's end, its name.
+        rows: positions a call takes, or None when T is symbolic; 0 for a probe head's end.
         streams: graph nodes that hold the stream after each block, for finding a faulty layer.
     """
 
@@ -101,6 +102,12 @@ class Program:
                 node.meta[key] = like.meta[key]
         node.meta["val"] = evaluate_fake(node)
         return node
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a result; of a program whose T is a number."""
+        results = next(n for n in self.graph.nodes if n.op == "output").args[0]
+        value = dict(zip(self.outputs, results, strict=True))[name].meta["val"]
+        return tuple(int(d) for d in value.shape)
 
     def sweep(self) -> int:
         """Remove what nothing reads, unread weights included; returns how many nodes went."""

@@ -22,8 +22,8 @@ class Promise:
         return self.per_layer * layers + self.extra
 
 
-def promises(geometry: Geometry) -> dict[str, Promise]:
-    """What the passes owe a model of this geometry."""
+def promises(geometry: Geometry, heads: int = 0) -> dict[str, Promise]:
+    """What the passes owe a step of this geometry that feeds so many probe heads."""
     sites = len(geometry.engram_layers)
     taps = int(geometry.qkv_conv_taps > 1)
     owed = {
@@ -43,12 +43,17 @@ def promises(geometry: Geometry) -> dict[str, Promise]:
         "join_heads": Promise(1, 0),
         "cancel_residual": Promise(1, 0),
         "fold_gates": Promise(1, 0),
+        "probe_absorb": Promise(0, heads),
     }
     return {name: p for name, p in owed.items() if p.per_layer or p.extra}
 
 
 def check(
-    geometry: Geometry, counts: Mapping[str, int], places: Iterable[tuple[str, int]], left: Iterable[Left]
+    geometry: Geometry,
+    counts: Mapping[str, int],
+    places: Iterable[tuple[str, int]],
+    left: Iterable[Left],
+    heads: int = 0,
 ) -> None:
     """Compare what fired with what is owed.
 
@@ -56,18 +61,33 @@ def check(
         counts: firings by rewrite.
         places: (rewrite, layer) of every firing.
         left: places looked at and refused, most promising first.
+        heads: how many probe heads the step feeds.
 
     Raises:
         FusionFailed: naming the rewrite, the first layer that lacks it and the reason.
     """
-    where = list(places)
-    refusals = list(left)
-    for name, promise in promises(geometry).items():
-        expected, fired = promise.total(geometry.num_layers), counts.get(name, 0)
+    _hold(promises(geometry, heads), geometry.num_layers, counts, list(places), list(left))
+
+
+def check_head(counts: Mapping[str, int], left: Iterable[Left]) -> None:
+    """As :func:`check`, of a program that answers from a probe head's pools: it is one op, whatever the geometry."""
+    _hold({"probe_answer": Promise(0, 1)}, 0, counts, [], list(left))
+
+
+def _hold(
+    owed: Mapping[str, Promise],
+    layers: int,
+    counts: Mapping[str, int],
+    where: list[tuple[str, int]],
+    refusals: list[Left],
+) -> None:
+    for name, promise in owed.items():
+        expected, fired = promise.total(layers), counts.get(name, 0)
         if fired >= expected:
             continue
-        layer = first_missing(name, promise, geometry.num_layers, where)
-        reason = next((x.reason for x in refusals if x.op == name and x.layer == layer), "no place looks like it")
+        layer = first_missing(name, promise, layers, where)
+        at = -1 if layer is None else layer
+        reason = next((x.reason for x in refusals if x.op == name and x.layer == at), "no place looks like it")
         spot = f"block {layer}" if layer is not None else "the model"
         raise FusionFailed(
             f"{name} was promised {expected} times and fired {fired}: in {spot}, {reason}",

@@ -5,7 +5,8 @@ same functions are the eager kernels of the fused ops (:mod:`needle_export.graph
 alone, the patterns that the fusion passes look for: one definition, three uses.
 
 Dimension letters: B batch, T new positions, S cache rows, C model width, H query heads, G key/value
-heads, R = H/G, Dqk query/key width, Dv value width, n lanes, K taps, N n-gram tables.
+heads, R = H/G, Dqk query/key width, Dv value width, n lanes, K taps, N n-gram tables; of probe heads: M rows
+(the embedding and every block), P probes a row, Q queries, O outputs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from torch import Tensor
 HASH_SEED = 0x9E3779B9
 HASH_PRIME = 0x01000193
 _U32 = 0xFFFFFFFF
+
+#: Running maximum of a probe that has read nothing, and the score of padding. Both lie below any real score, and so
+#: far apart that padding weighs exactly 0 even before the first token.
+PROBE_START = -1e9
+PROBE_PADDING = -2e9
 
 
 def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -248,3 +254,63 @@ def add_rms_norm(x: Tensor, skip: Tensor, scale: Tensor, eps: float) -> tuple[Te
 def row_dot(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Scaled inner product of matching rows: a, b [..., D] -> [..., 1]."""
     return (a * b).sum(-1, keepdim=True) * scale
+
+
+def probe_absorb(
+    cells: Tensor, probes: Tensor, count: Tensor, best: Tensor, total: Tensor, pool: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Read further positions into the pools of a probe head: a softmax over all positions, computed as they come.
+
+    Args:
+        cells: [M, T, C], the hidden state of every row at the new positions.
+        probes: [M, P, C].
+        count: [1] int64, how many of the T positions are real; those behind are padding and change nothing.
+        best: [M, P, 1], the largest score so far; ``PROBE_START`` at the start.
+        total: [M, P, 1], the sum of the weights ``exp(score - best)`` so far; 0 at the start.
+        pool: [M, P, C], the sum of the weighted cells so far; 0 at the start.
+        scale: of the scores.
+
+    Returns:
+        ``best``, ``total`` and ``pool`` with the new positions; ``pool / total`` is what the softmax picks.
+    """
+    scores = torch.matmul(probes, cells.transpose(-1, -2)) * scale
+    live = torch.arange(cells.shape[1], device=cells.device) < count
+    scores = scores.masked_fill(~live, PROBE_PADDING)
+    top = torch.maximum(best, scores.amax(-1, keepdim=True))
+    kept, weights = torch.exp(best - top), torch.exp(scores - top)
+    return top, total * kept + weights.sum(-1, keepdim=True), pool * kept + torch.matmul(weights, cells)
+
+
+def probe_answer(
+    total: Tensor,
+    pool: Tensor,
+    gain: Tensor,
+    query: Tensor,
+    row_bias: Tensor,
+    kernel: Tensor,
+    bias: Tensor,
+    scale: float,
+    eps: float,
+    unit: bool,
+) -> Tensor:
+    """What a probe head makes of its pools.
+
+    Args:
+        total: [M, P, 1] and pool: [M, P, C], as :func:`probe_absorb` leaves them.
+        gain: [M, P].
+        query: [Q, C].
+        row_bias: [Q, M, P].
+        kernel: [Q*C, O].
+        bias: [O].
+        scale: of the queries' scores.
+        eps: of the pooled rows' norm.
+        unit: whether the result is scaled to unit length.
+
+    Returns:
+        [O].
+    """
+    rows = rms_norm(pool / total, gain.unsqueeze(-1), eps).flatten(0, 1)
+    match = torch.matmul(query, rows.t()) * scale + row_bias.flatten(1)
+    picked = torch.matmul(torch.softmax(match, dim=-1), rows)
+    out = torch.matmul(picked.flatten(), kernel) + bias
+    return out / torch.sqrt(torch.sum(out * out) + 1e-12) if unit else out

@@ -17,7 +17,7 @@ from needle_export.errors import UsageError
 from needle_export.graph import reference as ref
 from needle_export.model.block import Block, Norm, param
 from needle_export.model.heads import ProbeHead
-from needle_export.model.state import cache_rows, state_specs
+from needle_export.model.state import cache_rows, no_such_head, probe_state, state_specs
 
 
 class Engram(nn.Module):
@@ -103,9 +103,10 @@ class Needle(nn.Module):
         angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
         return torch.cos(angles), torch.sin(angles)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens [T] -> their vectors [T, C] and the stream before the first block [T, n, C]."""
         x = nn.functional.embedding(tokens, self.embedding) * self.embed_scale
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.geometry.mhc_lanes, x.shape[-1])
+        return x, x.unsqueeze(-2).expand(*x.shape[:-1], self.geometry.mhc_lanes, x.shape[-1])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return nn.functional.linear(self.final_norm(hidden), self.embedding[: self.geometry.head_vocab])
@@ -139,7 +140,7 @@ class Needle(nn.Module):
             hashed, valid, _ = ref.ngram_rows(tokens, past, positions[:1], e.seeds, e.orders, e.slots)
             keys, values = e(hashed, valid)
             values = taps(values, e.taps, e.dilation)
-        stream = self._embed(tokens)
+        _, stream = self._embed(tokens)
         streams = [stream]
         for index, layer in enumerate(self.layers):
             visible = causal if not g.sliding_window or index in g.global_layers else local
@@ -159,7 +160,13 @@ class Needle(nn.Module):
         return keys[site], values[..., site * width : (site + 1) * width]
 
     def step(
-        self, tokens: Tensor, position: Tensor, state: Mapping[str, Tensor], context: int
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        state: Mapping[str, Tensor],
+        context: int,
+        heads: tuple[str, ...] = (),
+        count: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One cached step.
 
@@ -168,18 +175,26 @@ class Needle(nn.Module):
             position: [1] int64, the position of ``tokens[0]``; ``position + T`` at most ``context``.
             state: tensors as :func:`needle_export.model.state.state_specs` lists them.
             context: the length that the caches were made for.
+            heads: probe heads that read the tokens; :meth:`answer` asks them.
+            count: [1] int64, how many of the tokens the heads are to read, the rest being padding; None: all.
 
         Returns:
             Logits [T, V] and the next state.
 
         Raises:
-            UsageError: a chunk longer than the ring it is written to.
+            UsageError: a chunk longer than the ring it is written to, or a head that the checkpoint hasn't.
         """
-        logits, state, _ = self.step_streams(tokens, position, state, context)
+        logits, state, _ = self.step_streams(tokens, position, state, context, heads, count)
         return logits, state
 
     def step_streams(
-        self, tokens: Tensor, position: Tensor, state: Mapping[str, Tensor], context: int
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        state: Mapping[str, Tensor],
+        context: int,
+        heads: tuple[str, ...] = (),
+        count: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
         """As :meth:`step`, with the stream after each block [T, n, C] as third result."""
         g = self.geometry
@@ -196,8 +211,9 @@ class Needle(nn.Module):
             values, nxt["engram_history"] = ref.causal_taps(
                 values, state["engram_history"], e.taps, e.dilation
             )
-        stream = self._embed(tokens)
-        streams = []
+        embedded, stream = self._embed(tokens)
+        streams: list[Tensor] = []
+        cells = [embedded]
         for index, layer in enumerate(self.layers):
             rows, ring = cache_rows(g, index, context)
 
@@ -222,8 +238,34 @@ class Needle(nn.Module):
                 )
             stream = layer(stream, cos, sin, self._site(index, keys, values), taps, attend)
             streams.append(stream)
-        logits = self._logits(stream.mean(-2))
-        return logits, {s.name: nxt[s.name] for s in state_specs(g, context)}, streams
+            # Here rather than behind the last block, so that no stream must be held for it.
+            if heads and index < g.num_layers - 1:
+                cells.append(stream.mean(-2))
+        hidden = stream.mean(-2)
+        logits = self._logits(hidden)
+        for name in heads:
+            head, names = self._head(name), probe_state(name)
+            real = torch.tensor([tokens.shape[0]]) if count is None else count
+            # The last row is the very mean that the logits are made of: a second one would keep its lane mixing.
+            held = head.absorb(torch.stack([*cells, hidden]), real, *(state[n] for n in names))
+            nxt.update(zip(names, held, strict=True))
+        return logits, {s.name: nxt[s.name] for s in state_specs(g, context, heads)}, streams
+
+    def answer(self, name: str, state: Mapping[str, Tensor]) -> Tensor:
+        """A probe head's output [O] from the state behind the last token that it has read.
+
+        Raises:
+            UsageError: the checkpoint has no such head.
+        """
+        _, total, pool = probe_state(name)
+        return self._head(name).answer(state[total], state[pool])
+
+    def _head(self, name: str) -> ProbeHead:
+        if name not in self.heads:
+            raise no_such_head(name, self.heads)
+        head = self.heads[name]
+        assert isinstance(head, ProbeHead)
+        return head
 
     def head(self, name: str, tokens: Tensor) -> Tensor:
         """A probe head's output for one sequence without padding: tokens [T] -> [out_dim].
@@ -231,9 +273,5 @@ class Needle(nn.Module):
         Raises:
             UsageError: the checkpoint has no such head.
         """
-        if name not in self.heads:
-            raise UsageError(
-                f"this checkpoint has no {name} head", fix=f"it has: {', '.join(self.heads) or 'none'}"
-            )
-        out: Tensor = self.heads[name](torch.stack(self.hidden(tokens), dim=-2))
+        out: Tensor = self._head(name)(torch.stack(self.hidden(tokens), dim=-2))
         return out

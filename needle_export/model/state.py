@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from needle_export.checkpoint.geometry import ENGRAM_CONV_TAPS, Geometry
 from needle_export.errors import UsageError
+from needle_export.graph.reference import PROBE_START
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,14 @@ class StateSpec:
 
     Attributes:
         name: stable name, ``k_00`` to ``engram_history``.
-        part: what it counts towards in the report (``keys``, ``values``, ``taps``, ``tokens``, ``engram``).
+        part: what it counts towards in the report (``keys``, ``values``, ``taps``, ``tokens``, ``engram``, ``probes``).
         shape: full size; caches have rows first ([S, G, D]).
         dtype: ``float32`` or ``int64``.
         cache: whether rows are written in place by position (rows a host may bind partially).
         ring: whether the cache wraps (``position mod S``).
         layer: the layer it belongs to, or -1.
+        head: the probe head that it belongs to, or empty; a step returns such a state whole.
+        initial: its value before the first token.
     """
 
     name: str
@@ -32,6 +36,8 @@ class StateSpec:
     cache: bool = False
     ring: bool = False
     layer: int = -1
+    head: str = ""
+    initial: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -54,11 +60,19 @@ def cache_rows(geometry: Geometry, layer: int, context: int) -> tuple[int, bool]
     return window, True
 
 
-def state_specs(geometry: Geometry, context: int) -> tuple[StateSpec, ...]:
+def probe_state(head: str) -> tuple[str, str, str]:
+    """Names of a probe head's state: largest scores [M, P, 1], sums of weights [M, P, 1], weighted sums [M, P, C]."""
+    return f"probe_{head}_max", f"probe_{head}_sum", f"probe_{head}_pool"
+
+
+def state_specs(geometry: Geometry, context: int, heads: tuple[str, ...] = ()) -> tuple[StateSpec, ...]:
     """Every state tensor at a context, in the order in which a step takes and returns them.
 
+    Args:
+        heads: probe heads that the step feeds, each with a state of its own behind everything else.
+
     Raises:
-        UsageError: a context below 2 or above the model's ``max_seq_len``.
+        UsageError: a context below 2 or above the model's ``max_seq_len``, or a head that the model hasn't.
     """
     if not 2 <= context <= geometry.max_seq_len:
         raise UsageError(
@@ -86,12 +100,26 @@ def state_specs(geometry: Geometry, context: int) -> tuple[StateSpec, ...]:
             specs.append(StateSpec("token_history", "tokens", (reach - 1,), dtype="int64"))
         rows = (ENGRAM_CONV_TAPS - 1) * reach
         specs.append(StateSpec("engram_history", "engram", (rows, sites * geometry.d_model)))
+    known = {h.name: h for h in geometry.heads}
+    for head in heads:
+        if head not in known:
+            raise no_such_head(head, known)
+        probes = (geometry.num_layers + 1, known[head].probes)
+        for name, width, initial in zip(
+            probe_state(head), (1, 1, geometry.d_model), (PROBE_START, 0.0, 0.0), strict=True
+        ):
+            specs.append(StateSpec(name, "probes", (*probes, width), head=head, initial=initial))
     return tuple(specs)
 
 
+def no_such_head(name: str, known: Iterable[str]) -> UsageError:
+    """The error of asking for a probe head that a checkpoint hasn't."""
+    return UsageError(f"this checkpoint has no {name} head", fix=f"it has: {', '.join(known) or 'none'}")
+
+
 def empty_state(specs: tuple[StateSpec, ...]) -> dict[str, Tensor]:
-    """Zeroed state tensors, by name."""
-    return {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in specs}
+    """State tensors before the first token, by name."""
+    return {s.name: torch.full(s.shape, s.initial, dtype=getattr(torch, s.dtype)) for s in specs}
 
 
 def state_bytes(specs: tuple[StateSpec, ...]) -> dict[str, int]:

@@ -30,26 +30,44 @@ _TOP = {
     "engram.value_proj": "engrams/value_proj/kernel",
     "engram.taps": "engrams/taps",
 }
+_HEAD = {
+    **{leaf: leaf for leaf in ("probes", "gain", "query", "row_bias")},
+    **{leaf: f"proj/{leaf}" for leaf in ("kernel", "bias")},
+}
 _PERMUTATIONS = ("mlp.p1", "mlp.p2")
 
 
 class Step(nn.Module):
     """``Needle.step`` at one context, with the streams that locate a faulty layer."""
 
-    def __init__(self, net: Needle, context: int) -> None:
+    def __init__(self, net: Needle, context: int, heads: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.net = net
         self.context = context
+        self.heads = heads
 
     def forward(
-        self, tokens: Tensor, position: Tensor, state: Mapping[str, Tensor]
+        self, tokens: Tensor, position: Tensor, state: Mapping[str, Tensor], count: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
-        """tokens [T], position [1] -> logits [T, V], next state, L streams [T, n, C]."""
-        return self.net.step_streams(tokens, position, state, self.context)
+        """tokens [T], position [1], count [1] for heads -> logits [T, V], next state, L streams [T, n, C]."""
+        return self.net.step_streams(tokens, position, state, self.context, self.heads, count)
 
 
-def parameter_sources(step: Step) -> dict[str, tuple[str, str, int]]:
-    """For each parameter of a step: the checkpoint tensor behind it, its role and its layer (-1: none).
+class Answer(nn.Module):
+    """``Needle.answer`` of one probe head."""
+
+    def __init__(self, net: Needle, head: str) -> None:
+        super().__init__()
+        self.net = net
+        self.head = head
+
+    def forward(self, state: Mapping[str, Tensor]) -> Tensor:
+        """State after the last token -> [O]."""
+        return self.net.answer(self.head, state)
+
+
+def parameter_sources(step: Step | Answer) -> dict[str, tuple[str, str, int]]:
+    """For each parameter of a step or a head's end: the checkpoint tensor behind it, its role and layer (-1: none).
 
     Engram tensors of all sites are one parameter each here; their source drops the site's number.
     """
@@ -62,6 +80,9 @@ def parameter_sources(step: Step) -> dict[str, tuple[str, str, int]]:
         if match:
             layer, name = int(match.group(1)), match.group(2)
             source = _layer_source(name)
+        elif name.startswith("heads."):
+            _, head, leaf = name.split(".")
+            source = f"{head}_head/{_HEAD[leaf]}" if leaf in _HEAD else None
         else:
             source = _TOP.get(name)
         if source is not None:

@@ -7,17 +7,20 @@ from functools import partial
 from needle_export.graph.passes import algebra, constants, projections
 from needle_export.graph.passes.base import Fired, Left, Pass
 from needle_export.graph.passes.fuse import fuse
-from needle_export.graph.patterns import patterns
+from needle_export.graph.patterns import head_patterns, patterns
 
-__all__ = ["Fired", "Left", "Pass", "pipeline"]
+__all__ = ["Fired", "Left", "Pass", "head_pipeline", "pipeline"]
 
 
-def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool) -> list[Pass]:
+def pipeline(
+    taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool, probed: bool = False
+) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
     Args:
         fold_lane_gates: whether the lanes' matrices may take a factor; not where they are stored in half
             precision, as they would no longer be the checkpoint's values.
+        probed: whether the step feeds a probe head.
     """
     traced, fused = frozenset({"traced"}), frozenset({"fused"})
     tidy = frozenset({"constants folded"})
@@ -25,7 +28,7 @@ def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_la
     passes = [
         # Patterns are the plain references, so they must be sought before anything else moves.
         Pass(f"fuse {p.op}", traced, fused, partial(fuse, pattern=p))
-        for p in patterns(taps, orders, lanes)
+        for p in patterns(taps, orders, lanes, probed)
     ]
     passes += [
         # Everything below asks "is this a weight?", which an alias or unfolded arithmetic hides.
@@ -51,3 +54,9 @@ def pipeline(taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_la
         passes.append(Pass("merge lane gates", tidy, merged, projections.merge_lane_gates))
     passes.append(Pass("share constants", tidy, tidy, constants.share_constants))
     return passes
+
+
+def head_pipeline() -> list[Pass]:
+    """The passes for a program that answers from a probe head's pools: all of it is one op."""
+    traced, fused = frozenset({"traced"}), frozenset({"fused"})
+    return [Pass(f"fuse {p.op}", traced, fused, partial(fuse, pattern=p)) for p in head_patterns()]
