@@ -37,7 +37,7 @@ SHARED = {
     ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
     ("targets", "graph.program"): "data types: what a target is handed to lower",
     ("targets", "graph.ops"): "the ops that a target lowers",
-    ("targets.tflite.fused", "graph.reference"): "the hash's constants, which an int32 lowering writes down",
+    ("targets.tflite", "graph.reference"): "constants that a lowering writes down: the hash's, the score of padding",
     ("targets.tflite.store", "weights.int8"): "how an int8 weight is rounded, the same for every target",
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
@@ -76,20 +76,10 @@ RUNTIMES = {
 }
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
+_LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
 LOADED_LATE = frozenset(
-    {
-        "targets.onnx.attention",
-        "targets.onnx.builder",
-        "targets.onnx.elementwise",
-        "targets.onnx.fused",
-        "targets.onnx.lower",
-        "targets.tflite.attention",
-        "targets.tflite.builder",
-        "targets.tflite.elementwise",
-        "targets.tflite.fused",
-        "targets.tflite.lower",
-        "targets.tflite.store",
-    }
+    [f"targets.onnx.{name}" for name in _LOWERING]
+    + [f"targets.tflite.{name}" for name in (*_LOWERING, "probes", "store")]
 )
 
 #: Third parties by the packages that may import them at all.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from needle.model.architecture import width_config, width_slice
 
 from needle_export.checkpoint.checkpoint import standard_permutations
@@ -16,6 +17,7 @@ from needle_export.checkpoint.geometry import SMALL, Geometry, geometry_from_con
 from needle_export.checkpoint.sample import make_sample
 from needle_export.model import block
 from needle_export.model.network import Needle
+from needle_export.model.state import empty_state, state_specs
 from tests.support import models, oracle
 from tests.support.geometries import ALL_HEADS
 from tests.support.models import Answers, changed
@@ -128,6 +130,23 @@ def test_every_part_of_a_head_speaks(leaf: str) -> None:
     ours = models.answers(models.build(geometry, turned), tokens[:1], EVERY_HEAD)
     for head in EVERY_HEAD:
         assert np.abs(ours[head] - theirs[head][:1]).max() > 100 * HEADS, head
+
+
+def test_heads_fed_in_chunks() -> None:
+    """The cached step's running pools, asked at the end, against the oracle's one look at the whole sequence."""
+    geometry = HEADED[0].values[0]
+    tensors, tokens, theirs = headed(geometry)
+    net = models.build(geometry, tensors)
+    with models.one_thread(), torch.no_grad():
+        for row, sequence in enumerate(torch.from_numpy(tokens)):
+            state, position = empty_state(state_specs(geometry, LENGTH, EVERY_HEAD)), 0
+            for size in (16, 1, 1, 13, 16, 16, 16, 1):
+                piece = sequence[position:position + size]
+                _, state = net.step(piece, torch.tensor([position]), state, LENGTH, EVERY_HEAD)
+                position += size
+            assert position == LENGTH
+            for head in EVERY_HEAD:
+                assert np.abs(net.answer(head, state).numpy() - theirs[head][row]).max() <= HEADS, head
 
 
 def test_a_model_cut_to_half_its_width() -> None:

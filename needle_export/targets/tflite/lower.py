@@ -14,12 +14,12 @@ from litert_torch.backend import export, export_utils, lowerings
 
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
-from needle_export.targets.tflite import attention, elementwise, fused
+from needle_export.targets.tflite import attention, elementwise, fused, probes
 from needle_export.targets.tflite.builder import Builder, Ref
 from needle_export.targets.tflite.contract import CONTRACT_KEY, Port
 from needle_export.targets.tflite.store import WeightStore
 
-_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
+_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS, **probes.LOWERINGS}
 
 
 class _Lowering(export.LoweringInterpreter):  # type: ignore[misc]  # litert-torch is untyped
@@ -49,7 +49,13 @@ class Exporter:
         self.modules: list[Any] = []
 
     def add(self, name: str, program: Program, rows: int, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> None:
-        """Lower a program as a signature."""
+        """Lower a program as a signature.
+
+        Args:
+            rows: T of a step; 0 for a probe head's end.
+            inputs: an input of the program that has no port is one that its lowering at this T doesn't read.
+            outputs: results of the program, or new rows of its states.
+        """
         with ir.Location.unknown():
             module = ir.Module.create()
             types = [ir.RankedTensorType.get(p.shape, _element(p.dtype)) for p in inputs]
@@ -103,11 +109,11 @@ def exporter(scheme: str) -> Iterator[Exporter]:
 
 def _results(b: Builder, program: Program, outputs: tuple[Port, ...]) -> list[Ref]:
     last = next(n for n in program.graph.nodes if n.op == "output")
-    logits = b.get(dict(zip(program.outputs, last.args[0], strict=True))["logits"])
+    whole = dict(zip(program.outputs, last.args[0], strict=True))
     found = []
     for port in outputs:
-        if port.name == "logits":
-            found.append(b.reshape(logits, port.shape))
+        if port.name in whole:
+            found.append(b.reshape(b.ref(whole[port.name]), port.shape))
             continue
         prefix = {"k_rows": "k_", "v_rows": "v_", "taps_rows": "taps_"}.get(port.name)
         if prefix is None:

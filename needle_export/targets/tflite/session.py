@@ -33,6 +33,7 @@ class Loop:
         self.vocab = int(contract["vocab"])
         self.buckets = sorted(int(b) for b in contract["buckets"])
         self.state = list(contract["state"])
+        self.heads = tuple(contract.get("heads", ()))
         interpreter.allocate_tensors()
         decode = interpreter.get_signature_runner("decode")
         self.inputs = {n: _view(interpreter, d) for n, d in decode.get_input_details().items()}
@@ -43,10 +44,10 @@ class Loop:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the sequence: zero the state."""
+        """Forget the sequence: state as it is before the first token."""
         self.position = 0
-        for array in self.inputs.values():
-            array[...] = 0
+        for s in self.state:
+            self.inputs[s["name"]][...] = s.get("initial", 0)
 
     def decode(self, token: int) -> NDArray[np.float32]:
         """One token; logits [V], valid until the next call."""
@@ -61,11 +62,31 @@ class Loop:
         padded = np.zeros(bucket, np.int32)
         padded[: len(tokens)] = tokens
         given = {**self.inputs, "tokens": padded, "position": np.array([self.position], np.int32)}
+        if self.heads:
+            given["count"] = np.array([len(tokens)], np.int32)
         # Not kept: an interpreter refuses to run ``decode`` while a runner of it lives.
         results = self.interpreter.get_signature_runner(f"prefill_{bucket}")(**given)
         self._append(results, tokens, len(tokens))
         logits: NDArray[np.float32] = results["logits"][: len(tokens)]
         return logits
+
+    def confidence(self) -> NDArray[np.float32]:
+        """What the confidence head says about the tokens so far: [1], raw."""
+        return self.head("confidence")
+
+    def head(self, name: str) -> NDArray[np.float32]:
+        """What a probe head says about the tokens so far: [O].
+
+        Raises:
+            ValueError: the file has no such head, or there are no tokens yet.
+        """
+        if name not in self.heads:
+            raise ValueError(f"this file has no {name} head; it has: {', '.join(self.heads) or 'none'}")
+        if not self.position:
+            raise ValueError(f"the {name} head has nothing to judge before the first token")
+        runner = self.interpreter.get_signature_runner(name)
+        answer: NDArray[np.float32] = runner(**{n: self.inputs[n] for n in runner.get_input_details()})[name]
+        return answer
 
     def plan(self, count: int) -> list[tuple[int, int]]:
         """How a prompt is read: (tokens, bucket) in order; bucket 1 is decode.
@@ -97,8 +118,8 @@ class Loop:
         """Where each new row of ``decode`` comes from and goes to: addresses, as the tensors never move."""
         #: Of caches, one for each group: rows, destination of row 0, source; all rows of a cache are as long.
         self._cache_moves: list[tuple[int, int, int, int]] = []
-        #: Of histories, twice: destination, source, bytes.
-        self._history_moves: list[tuple[int, int, int]] = []
+        #: Of histories, twice, and of states that are replaced: destination, source, bytes.
+        self._moves: list[tuple[int, int, int]] = []
         self._token_states: list[NDArray[Any]] = []
         for s in self.state:
             held = self.inputs[s["name"]]
@@ -106,11 +127,14 @@ class Loop:
                 self._token_states.append(held)
                 continue
             rows = self.outputs[s["rows"]]
+            if s["kind"] == "replace":
+                self._moves.append((held.ctypes.data, rows.ctypes.data, held.nbytes))
+                continue
             row = (rows if s["index"] < 0 else rows[s["index"]])[0]
             if s["kind"] == "history":
                 first, step = held.ctypes.data, held.strides[0]
                 rest = held.nbytes - step
-                self._history_moves += [(first, first + step, rest), (first + rest, row.ctypes.data, step)]
+                self._moves += [(first, first + step, rest), (first + rest, row.ctypes.data, step)]
             else:
                 for group in range(len(held)):
                     place = held[group].ctypes.data
@@ -121,7 +145,7 @@ class Loop:
         move, position = ctypes.memmove, self.position
         for size, place, source, step in self._cache_moves:
             move(place + position % size * step, source, step)
-        for place, source, length in self._history_moves:
+        for place, source, length in self._moves:
             move(place, source, length)
         for held in self._token_states:
             held[:-1] = held[1:]
@@ -133,6 +157,9 @@ class Loop:
         at = np.arange(self.position, self.position + count)
         for s in self.state:
             held, kind = self.inputs[s["name"]], s["kind"]
+            if kind == "replace":
+                held[...] = rows[s["rows"]]
+                continue
             if kind == "tokens":
                 new: NDArray[Any] = tokens[:count]
             else:
