@@ -44,6 +44,30 @@ def test_build_with_everything(run: Run) -> None:
     assert result.stdout.encode() == Path("o/report.json").read_bytes()
 
 
+def test_build_of_another_target_with_everything(run: Run) -> None:
+    line = ("build x --target tflite --out o --weights int8 --context 64 --buckets 16,8 --heads confidence,router "
+            "--no-bench --json")
+    assert run(*line.split()).exit_code == 0
+    asked = BuildOptions("x", Path("o"), "tflite", weights="int8", context=64, buckets=(8, 16),
+                         heads=("confidence", "router"), bench=False)
+    assert calls() == [("build", vars(asked))]
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("--target tflite --opset 24", "--opset: the tflite target has no opset"),
+    ("--buckets 64", "--buckets: prefill is of variable length in ONNX"),
+    ("--heads confidence", "--heads: probe heads aren't part of an ONNX artifact"),
+    ("--weights int8", "--weights: the onnx target has no int8"),
+    ("--target tflite --buckets 1", "--buckets: 1 is below 2"),
+    ("--target tflite --buckets 2000", "--buckets: 2000 tokens don't fit in the context of 1024"),
+])
+def test_build_options_of_the_other_target_are_refused(run: Run, line: str, sentence: str) -> None:
+    result = run("build", "x", "--out", "o", *line.split())
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert calls() == [] and not Path("o").exists()
+
+
 @pytest.mark.parametrize(("flags", "printed"), [
     (["--quiet"], False), (["-q"], False), (["-q", "--json"], True)])
 def test_quiet_build(run: Run, flags: list[str], printed: bool) -> None:

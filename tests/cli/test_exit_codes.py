@@ -71,7 +71,7 @@ def test_exit_codes_as_json(run: Run, code: int, fake: str, sentence: str) -> No
         head, tail = error["where"] and f"{error['where']}: ", error["fix"] and f"; {error['fix']}"
         assert result.stderr == f"error: {head}{error['message']}{tail}\n"
     else:
-        assert answer["schema"] == 1
+        assert answer["schema"] == 2
 
 
 @pytest.mark.parametrize(("code", "number", "sentence"), SIGNALS)

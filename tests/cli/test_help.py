@@ -15,7 +15,8 @@ from needle_export.cli.failures import EXIT_CODES
 from needle_export.cli.shared import Command
 from tests.cli.conftest import Run
 
-HEAVY = ("torch", "onnx", "onnx_ir", "onnxruntime", "numpy", "rich", "huggingface_hub", "safetensors")
+HEAVY = ("torch", "onnx", "onnx_ir", "onnxruntime", "ai_edge_litert", "litert_converter", "litert_torch", "numpy",
+         "rich", "huggingface_hub", "safetensors")
 
 _PROBE = f"""
 import sys
@@ -71,6 +72,14 @@ def test_each_command_explains_itself(run: Run, name: str) -> None:
         assert f"\n  {code} " in result.stdout
     for parameter in command_of(name).params:
         assert isinstance(parameter, click.Argument) or parameter.help, parameter.name
+
+
+def test_build_tells_what_targets_take(run: Run) -> None:
+    text = " ".join(run("build", "--help").stdout.split())
+    for part in ("--target [onnx|tflite]", "--weights [fp32|fp16|int8]", "--opset [21|23|24]", "24 if left out",
+                 "--buckets T,T,...", "Prefill lengths of a TFLite file; 64,128", "--heads NAME,...",
+                 "Probe heads that a TFLite file is to have"):
+        assert part in text, part
 
 
 @pytest.mark.parametrize("name", COMMANDS)

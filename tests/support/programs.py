@@ -65,7 +65,7 @@ def compile_onnx(
     compiler.fold_into_matrices = target.folds_into_matrices(weights)
     options = LoweringOptions(weights, context, opset, compiler.max_chunk, {})
     compiled = target.compile(
-        compiler.program, compiler.states, checkpoint.geometry.head_vocab, folder, options
+        compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options
     )
     return compiler, compiled
 

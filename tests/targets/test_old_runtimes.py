@@ -30,7 +30,7 @@ assert onnxruntime.__version__ == sys.argv[2]
 with np.load(folder / "reference.npz") as archive:
     cases, columns = parity.unpack({name: archive[name] for name in archive.files})
 measured = parity.compare(OnnxRunner(folder), cases, columns, lambda _: None)
-fault = parity.judge(measured, parity.TOLERANCES["fp32"])
+fault = parity.judge(measured, parity.tolerance_of("fp32", None))
 assert fault is None, fault
 print(measured.steps)
 """

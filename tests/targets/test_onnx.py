@@ -46,10 +46,10 @@ def test_artifact_equals_reference(name, context, opset, weights, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     compiler, compiled = compile_onnx(checkpoint, folder, context, opset=opset, weights=weights)
-    compiler.use_stored_weights(compiled.weights)
+    compiler.use_stored_weights(compiled.weights, None)
     runner = OnnxRunner(folder)
     measured = parity.compare(runner, compiler.reference(0), None, lambda _: None)
-    assert parity.judge(measured, parity.TOLERANCES[weights]) is None
+    assert parity.judge(measured, parity.tolerance_of(weights, None)) is None
     assert measured.max_abs < 2e-5
     assert measured.steps == measured.top5_equal
     assert len(measured.distinct) > measured.positions // 5

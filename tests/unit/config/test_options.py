@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 
-from needle_export.config.options import BuildOptions
+from needle_export.config.options import OPSETS, SCHEMES, TARGETS, WEIGHTS, BuildOptions
 from needle_export.errors import UsageError
 
 OUT = Path("dist")
+TFLITE = {"target": "tflite"}
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"checkpoint": ""}, "CHECKPOINT: the checkpoint's name is empty"),
     ({"target": "onxx"}, "--target: there is no 'onxx'; choose from onnx"),
-    ({"weights": "int3"}, "--weights: there is no 'int3'; choose from fp32, fp16"),
+    ({"target": "coreml"}, "--target: there is no 'coreml'; choose from onnx, tflite"),
+    ({"weights": "int3"}, "--weights: there is no 'int3'; choose from fp32, fp16, int8"),
+    ({"weights": "int8"}, "--weights: the onnx target has no int8; choose from fp32, fp16, or another --target"),
     ({"opset": 22}, "--opset: there is no 22; choose from 21, 23, 24"),
+    ({"opset": 24, **TFLITE}, "--opset: the tflite target has no opset; leave it out"),
+    ({"buckets": (8,)}, "--buckets: prefill is of variable length in ONNX; leave it out"),
+    ({"heads": ("confidence",)}, "--heads: probe heads aren't part of an ONNX artifact"),
+    ({"buckets": (8, 1), **TFLITE}, "--buckets: 1 is below 2"),
+    ({"buckets": (64, 49), "context": 48, **TFLITE}, "--buckets: 64 tokens don't fit in the context of 48"),
     ({"layers": 1}, "--layers: 1 is below 2"),
     ({"context": 0}, "--context: 0 is below 1"),
     ({"threads": 0}, "--threads: 0 is below 1"),
@@ -34,11 +42,36 @@ def test_impossible_choices_are_named(change: dict[str, Any], sentence: str) -> 
 
 def test_possible_choices_are_taken() -> None:
     BuildOptions("x", OUT, layers=2, lora="l", keep_confidence=True, context=1, seed=2**32 - 1, opset=21)
+    BuildOptions("x", OUT, "tflite", context=64, weights="int8", buckets=(2, 64), heads=("confidence",))
+
+
+def test_the_newest_opset_is_meant_where_none_is_given() -> None:
+    newest = BuildOptions("x", OUT, opset=OPSETS[-1])
+    assert BuildOptions("x", OUT) == newest and newest.recipe()["opset"] == 24
+    assert BuildOptions("x", OUT, "tflite").opset is None
+
+
+def test_buckets_are_sorted_and_each_is_there_once() -> None:
+    assert BuildOptions("x", OUT, "tflite", buckets=(64, 8, 64)).buckets == (8, 64)
+    assert BuildOptions("x", OUT, "tflite").buckets is None
+    assert BuildOptions("x", OUT, "tflite", buckets=()).buckets == ()
+
+
+def test_every_target_has_schemes_that_weights_names() -> None:
+    assert set(SCHEMES) == set(TARGETS) and {s for known in SCHEMES.values() for s in known} == set(WEIGHTS)
+    for target, schemes in SCHEMES.items():
+        for scheme in schemes:
+            assert BuildOptions("x", OUT, target, weights=scheme).weights == scheme
 
 
 def test_the_recipe_is_what_decides_the_bytes() -> None:
     recipe = BuildOptions("x", OUT, threads=2, bench=False).recipe()
     assert recipe == BuildOptions("y", Path("other"), threads=1).recipe()
     assert recipe == json.loads(json.dumps(recipe))
-    for change in ({"layers": 3}, {"context": 7}, {"weights": "fp16"}, {"opset": 21}, {"seed": 1}):
+    for change in (TFLITE, {"layers": 3}, {"context": 7}, {"weights": "fp16"}, {"opset": 21}, {"seed": 1}):
         assert BuildOptions("x", OUT, **change).recipe() != recipe
+    recipe = BuildOptions("x", OUT, **TFLITE).recipe()
+    assert recipe == json.loads(json.dumps(recipe))
+    for change in ({"buckets": (8,)}, {"buckets": (8, 16)}, {"heads": ("confidence",)}, {"weights": "int8"}):
+        changed = BuildOptions("x", OUT, **TFLITE, **change).recipe()
+        assert changed != recipe and changed == json.loads(json.dumps(changed))

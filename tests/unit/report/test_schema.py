@@ -49,7 +49,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_dictionaries() -> None:
     b = make_report(options={"b": {"d": 3, "c": 2}, "a": 1})
     assert dump_report(a) == dump_report(b)
     assert dump_report(a).endswith(b"}\n")
-    assert dump_report(a).startswith(b'{\n "schema": 1,\n "tool"')
+    assert dump_report(a).startswith(b'{\n "schema": 2,\n "tool"')
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:
@@ -72,7 +72,8 @@ def test_values_without_a_json_form_are_refused(value: object) -> None:
 
 def paths_of(value: object, path: str = "") -> list[tuple[str, list[str | int]]]:
     """Every key of a JSON object that the schema fixes, as (text, steps)."""
-    free = {"geometry", "options", "parity", "io", "versions", "by_role", "by_part", "by_op", "fusion"}
+    free = {"geometry", "options", "parity", "io", "versions", "by_role", "by_part", "by_op"}
+    named = {"fusion", "signatures"}  # free names, and what stands below them is fixed
     found: list[tuple[str, list[str | int]]] = []
 
     def walk(node: object, text: str, steps: list[str | int]) -> None:
@@ -80,7 +81,10 @@ def paths_of(value: object, path: str = "") -> list[tuple[str, list[str | int]]]
             for key, item in node.items():
                 here = f"{text}.{key}" if text else key
                 found.append((here, [*steps, key]))
-                if key not in free:
+                if key in named:
+                    for name, inner in item.items():
+                        walk(inner, f"{here}.{name}", [*steps, key, name])
+                elif key not in free:
                     walk(item, here, [*steps, key])
         elif isinstance(node, list):
             for index, item in enumerate(node):
@@ -151,10 +155,15 @@ ARTIFACT = ("artifacts", 0)
     (change(*ARTIFACT, "files", 0, "sha256", to="ABC"), "isn't a SHA-256"),
     (change(*ARTIFACT, "nodes", "decode", to=31), "by_op makes 30 nodes, but decode has 31"),
     (change(*ARTIFACT, "state_bytes", "total_bytes", to=1), "the parts make 700 bytes, not 1"),
+    (change(*ARTIFACT, "signatures", "decode", "partitions", to=-1), "signatures.decode: partitions is -1, below"),
+    (change(*ARTIFACT, "signatures", "decode", "left", 0, "splits", to=-2), "left[0]: splits is -2, below zero"),
+    (change(*ARTIFACT, "runtimes", 0, "reproduced", to=1), "runtimes[0].reproduced: needs true or false, not 1"),
+    (change(*ARTIFACT, "gpu_lint", 0, "count", to="2"), "gpu_lint[0].count: needs a whole number, not"),
     (change(*ARTIFACT, "latency", "load_ms", to=10**400), "load_ms: needs a number of sensible size"),
     (change("checkpoint", "random", to=0), "checkpoint.random: needs true or false, not 0"),
     (change("checkpoint", "layers", to=None), "checkpoint.layers: needs a whole number, not null"),
-    (change("schema", to=2), "the report has schema 2, and this version reads 1"),
+    (change("schema", to=1), "the report has schema 1, and this version reads 2"),
+    (change("schema", to=3), "the report has schema 3, and this version reads 2"),
     (change("schema", to=True), "this isn't a report of needle-export"),
 ])
 def test_values_that_cannot_be_are_named(spoil: Callable[[Raw], None], message: str) -> None:
@@ -171,6 +180,8 @@ def test_none_is_allowed_only_where_something_may_be_unknown() -> None:
     for key in ("load_ms", "first_ms", "decode", "peak_rss_bytes"):
         raw["artifacts"][0]["latency"][key] = None
     raw["artifacts"][0]["nodes"]["prefill"] = None
+    for key in ("loaded", "reproduced", "max_abs"):
+        raw["artifacts"][0]["runtimes"][0][key] = None
     raw["artifacts"][0]["fusion"]["attention"]["left"][0]["layer"] = None
     parse(raw)
     broken = copy.deepcopy(raw)
@@ -181,7 +192,7 @@ def test_none_is_allowed_only_where_something_may_be_unknown() -> None:
 
 @pytest.mark.parametrize("data", [
     b"", b"{", b"[]", b"null", b'"schema"', b"\xff\xfe", b'{"schema": NaN}', b"[" * 100_000,
-    b'{"schema": 1, "schema": 1}', b'{"schema": ' + b"1" * 5000 + b"}", b'{"coverage": 1}',
+    b'{"schema": 2, "schema": 2}', b'{"schema": ' + b"1" * 5000 + b"}", b'{"coverage": 1}',
 ])
 def test_what_is_no_report_is_refused_in_one_sentence(data: bytes) -> None:
     with pytest.raises(BadInput) as caught:
