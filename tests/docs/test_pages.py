@@ -11,6 +11,7 @@ import pytest
 from needle_export import __version__
 from needle_export.cli.app import COMMANDS, program
 from needle_export.cli.failures import EXIT_CODES
+from needle_export.config.options import SCHEMES, TARGETS
 from needle_export.graph.passes.base import Fired, Left, Pass
 from needle_export.targets.base import LoweringOptions, Runner, Target
 
@@ -49,6 +50,11 @@ def test_commands_in_pages_exist(page: Path) -> None:
             assert not unknown, call
 
 
+def test_readme_names_every_target_and_its_schemes() -> None:
+    rows = dict(re.findall(r"^\| `([a-z]+)` \| ((?:`[a-z0-9]+`(?:, )?)+) \| ", README, re.M))
+    assert {target: tuple(re.findall(r"`([a-z0-9]+)`", schemes)) for target, schemes in rows.items()} == SCHEMES
+
+
 def test_make_targets_in_readme() -> None:
     listing = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
     targets = set(re.findall(r"^  make ([a-z-]+) ", listing, re.M))
@@ -69,9 +75,16 @@ def test_changelog_has_this_version() -> None:
 
 def test_contributing_names_what_exists() -> None:
     """The contracts that CONTRIBUTING and the architecture page lean on."""
-    assert {"refuses", "folds_into_matrices", "compile", "open"} <= set(dir(Target))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    members = {"folds_into_matrices", "activations", "compile", "open", "examine", "other_runtimes"}
+    facts = {"name", "status", "runtime", "fixed_shapes"}
+    assert members <= set(dir(Target)) and facts <= set(Target.__annotations__)
+    assert all(f"`{name}`" in text for name in members | facts)
     assert {"reset", "feed", "state", "streams"} <= set(dir(Runner))
-    assert {"weights", "context", "opset", "max_chunk", "metadata"} == set(LoweringOptions.__annotations__)
+    assert set(LoweringOptions.__annotations__) == {
+        "weights", "context", "opset", "max_chunk", "metadata", "buckets", "heads"
+    }
+    assert set(SCHEMES) == set(TARGETS) and "`SCHEMES`" in text
     assert {"places", "left"} <= set(Fired.__annotations__)
     assert {"op", "layer", "node", "reason"} == set(Left.__annotations__)
     assert {"name", "needs", "leaves", "run"} == set(Pass.__annotations__)
