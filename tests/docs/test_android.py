@@ -18,6 +18,8 @@ from needle_export.targets.tflite.contract import (
     FILE_NAME,
     Port,
     contract_json,
+    head_inputs,
+    head_outputs,
     input_ports,
     layouts,
     output_ports,
@@ -29,7 +31,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "android.md").read_text(encoding="u
 CONTEXT = 1024
 STATES = state_specs(PUBLISHED, CONTEXT)
 VOCAB = PUBLISHED.head_vocab
-TOP_KEYS = {"context", "vocab", "buckets", "state"}
+HEAD = "confidence"
+WITH_HEAD = state_specs(PUBLISHED, CONTEXT, (HEAD,))
+TOP_KEYS = {"context", "vocab", "buckets", "heads", "state"}
 
 Shape = tuple[int, ...]
 
@@ -89,6 +93,32 @@ def test_inputs_and_outputs(rows: int) -> None:
     assert ports_on_page("output", rows) == ports(output_ports(STATES, VOCAB, rows))
 
 
+@pytest.mark.parametrize("rows", [1, *BUCKETS])
+def test_what_the_confidence_head_adds(rows: int) -> None:
+    """Inputs and outputs beyond those of a file without it, and the bytes that a host copies for it."""
+    given, made = ports(input_ports(WITH_HEAD, rows)), ports(output_ports(WITH_HEAD, VOCAB, rows))
+    more = {n: p for n, p in given.items() if n not in ports(input_ports(STATES, rows))}
+    assert more == {n: p for n, p in ports_on_page("further input", rows).items() if rows > 1 or n != "count"}
+    assert ports_on_page("further output", rows) == {
+        n: p for n, p in made.items() if n not in ports(output_ports(STATES, VOCAB, rows))
+    }
+    assert f"{sum(4 * math.prod(shape) for n, (shape, _) in more.items() if n != 'count'):,} bytes a call" in PAGE
+    probes = PUBLISHED.head(HEAD)
+    assert probes is not None
+    assert f"{PUBLISHED.num_layers + 1} rows (the embedding and {PUBLISHED.num_layers} blocks)" in PAGE
+    assert f"{probes.probes} probes" in PAGE
+
+
+def test_the_signature_of_the_confidence_head() -> None:
+    names = ("probe_confidence_sum", "probe_confidence_pool")
+    assert tuple(p.name for p in head_inputs(WITH_HEAD, names)) == names
+    (answer,) = head_outputs(HEAD, (1,))
+    assert f"inputs `{names[0]}` and `{names[1]}` and the output `{answer.name}`,\n`[1]`" in PAGE
+    assert f'runSignature(pools, mapOf<String, Any>("{answer.name}" to answer), "{HEAD}")' in KOTLIN
+    assert 'listOf("' + '", "'.join(names) + '")' in KOTLIN
+    assert {s.initial for s in layouts(WITH_HEAD)} == {0.0, -1e9} and "`initial` -1e9" in PAGE
+
+
 def test_signatures_and_buckets() -> None:
     found = {
         name: int(rows)
@@ -118,7 +148,7 @@ def test_keys_of_the_contract() -> None:
 
 
 def test_every_kind_of_state_has_its_rule() -> None:
-    kinds = {s.kind for s in layouts(STATES)}
+    kinds = {s.kind for s in layouts(WITH_HEAD)}
     rules = {kind: rule for cell, _, rule in table("kind") for kind in quoted(cell)}
     assert set(rules) == kinds
     assert rules["keys"] == rules["values"] and rules["keys"].startswith("replaces: row i of `k_rows[l]`")
@@ -130,14 +160,16 @@ def test_every_kind_of_state_has_its_rule() -> None:
     assert {"replace", "append"} <= set(re.findall(r"private fun (\w+)", KOTLIN))
     assert "(position + i) % size" in KOTLIN
     for cell, patterns, _ in table("kind"):
-        held = {s.name for s in layouts(STATES) if s.kind in quoted(cell)}
+        held = {s.name for s in layouts(WITH_HEAD) if s.kind in quoted(cell)}
         stems = {re.sub(r"[0-9]{2}$", "*", name) for name in held}
         assert stems == set(quoted(patterns)), cell
+    assert rules["replace"].startswith("takes the whole output")
 
 
 def test_the_code_uses_inputs_and_outputs_that_exist() -> None:
     inputs, outputs = ports(input_ports(STATES, 1)), ports(output_ports(STATES, VOCAB, 1))
-    assert set(re.findall(r'\binputs\["(\w+)"\]', KOTLIN)) == {"tokens", "position"} <= set(inputs)
+    counted = ports(input_ports(WITH_HEAD, BUCKETS[0]))
+    assert set(re.findall(r'\binputs\["(\w+)"\]', KOTLIN)) == {"tokens", "position", "count"} <= set(counted)
     assert set(re.findall(r'\boutputs\["(\w+)"\]', KOTLIN)) == {"logits"} <= set(outputs)
     tensors = dict(re.findall(r'Get(Input|Output)Tensor\(decode, "(\w+)"\)', code("c")))
     assert tensors["Input"] in inputs and tensors["Output"] in outputs
