@@ -82,7 +82,13 @@ def test_contributing_names_what_exists() -> None:
     assert all(f"`{name}`" in text for name in members | facts)
     assert {"reset", "feed", "state", "streams"} <= set(dir(Runner))
     assert set(LoweringOptions.__annotations__) == {
-        "weights", "context", "opset", "max_chunk", "metadata", "buckets", "heads"
+        "weights",
+        "context",
+        "opset",
+        "max_chunk",
+        "metadata",
+        "buckets",
+        "heads",
     }
     assert set(SCHEMES) == set(TARGETS) and "`SCHEMES`" in text
     assert {"places", "left"} <= set(Fired.__annotations__)
