@@ -83,6 +83,10 @@ class TfliteTarget:
                     contract.output_ports(states, head_vocab, rows),
                 )
                 del program
+            for name in options.heads:
+                program = programs.head_program(name)
+                answers = contract.head_outputs(name, program.output_shape(name))
+                target.add(name, program, 0, contract.head_inputs(states, program.inputs), answers)
             described = contract.contract_json(
                 states, head_vocab, options.context, options.buckets, options.metadata
             )
@@ -100,7 +104,7 @@ class TfliteTarget:
             weights=weights,
             nodes={name: count_ops(graph) for name, graph in graphs.items()},
             notes=notes,
-            io=describe(states, head_vocab, options.context, options.buckets),
+            io=describe(states, head_vocab, options),
             versions={n: version(n) for n in ("ai-edge-litert", "litert-converter", "litert-torch")},
         )
 
@@ -216,17 +220,17 @@ class TfliteRunner:
         return read_streams(self.interpreter, *self._call) if self.inner else {}
 
 
-def describe(states: tuple[Any, ...], vocab: int, context: int, buckets: tuple[int, ...]) -> dict[str, Any]:
+def describe(states: tuple[Any, ...], vocab: int, options: LoweringOptions) -> dict[str, Any]:
     """The contract for the report: of decode, with T for the tokens of a prefill."""
 
     def rows(ports: tuple[contract.Port, ...]) -> list[dict[str, Any]]:
         return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in ports]
 
     return {
-        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in buckets)],
-        "context": context,
-        "buckets": list(buckets),
-        "state": [asdict(layout) for layout in contract.layouts(states)],
+        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in options.buckets), *options.heads],
+        "context": options.context,
+        "buckets": list(options.buckets),
+        "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states)],
         "inputs": rows(contract.input_ports(states, 1)),
         "outputs": rows(contract.output_ports(states, vocab, 1)),
     }
