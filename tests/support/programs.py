@@ -19,6 +19,7 @@ from needle_export.model.state import empty_state, state_specs
 from needle_export.model.step import Step, parameter_sources
 from needle_export.targets.base import Compiled, LoweringOptions
 from needle_export.targets.onnx.target import OnnxTarget
+from needle_export.targets.tflite.target import TfliteTarget
 
 
 def needle(geometry: Geometry, seed: int = 0) -> Needle:
@@ -67,6 +68,18 @@ def compile_onnx(
     compiled = target.compile(
         compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options
     )
+    return compiler, compiled
+
+
+def compile_tflite(
+    checkpoint: Checkpoint, folder: Path, context: int, buckets: tuple[int, ...], *, weights: str = "fp32"
+) -> tuple[Compiler, Compiled]:
+    """As :func:`compile_onnx`, with a prefill of each length."""
+    compiler = Compiler(checkpoint, context, NullProgress())
+    target = TfliteTarget()
+    compiler.fold_into_matrices = target.folds_into_matrices(weights)
+    options = LoweringOptions(weights, context, None, compiler.max_chunk, {}, buckets)
+    compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options)
     return compiler, compiled
 
 
