@@ -57,7 +57,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
 
     with stage(options.out) as folder:
         checkpoint, adapters, dropped = load(options, progress)
-        compiler = Compiler(checkpoint, options.context, progress)
+        compiler = Compiler(checkpoint, options.context, progress, options.heads)
         target = find_target(options.target)
         lowering = LoweringOptions(
             options.weights,
@@ -288,11 +288,12 @@ def _recomputed(report: Report, artifact: Artifact, spec: str, progress: Progres
             "the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint"
         )
     recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights", "seed")}
-    options = BuildOptions(spec, Path("verify"), **{k: v for k, v in recipe.items() if k != "seed"})
+    heads = tuple(report.options.get("heads") or ())
+    options = BuildOptions(spec, Path("verify"), heads=heads, **{k: v for k, v in recipe.items() if k != "seed"})
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
-    compiler = Compiler(checkpoint, options.context, progress)
+    compiler = Compiler(checkpoint, options.context, progress, options.heads)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler.reference(recipe["seed"])
 

@@ -105,3 +105,27 @@ def test_a_changed_file_fails_verification(folder: Path, tmp_path: Path) -> None
     assert result.returncode == 4
     assert largest.name in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_tflite_build_prints_its_report_and_nothing_else(folder: Path) -> None:
+    """The converter and the runtime write to both streams from native code; none of it may be seen."""
+    built = needle_export("build", "small.safetensors", "--target", "tflite", "--weights", "int8", "--layers", "2",
+                          "--context", "40", "--buckets", "16,8", "--out", "tflite", "--json", cwd=folder)
+    assert (built.returncode, built.stderr) == (0, "")
+    assert built.stdout.encode() == (folder / "tflite" / "report.json").read_bytes()
+    (artifact,) = json.loads(built.stdout)["artifacts"]
+    assert (artifact["target"], artifact["weights"]) == ("tflite", "int8")
+    assert set(artifact["signatures"]) == {"decode", "prefill_8", "prefill_16"}
+    assert artifact["latency"]["kind"] == "measured"
+    verified = needle_export("verify", "tflite", "--checkpoint", "small.safetensors", cwd=folder)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert verified.stdout == render_text(load_report(folder / "tflite"))
+    assert "a lint from public sources" in " ".join(verified.stdout.split())
+
+
+def test_a_tflite_build_that_fails_says_one_sentence(folder: Path) -> None:
+    line = ("build", "small.safetensors", "--target", "tflite", "--context", "40", "--buckets", "17", "--out", "none")
+    failed = needle_export(*line, cwd=folder)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr == "error: --buckets: 17 tokens are more than the window of 16\n"
+    assert not (folder / "none").exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 #: A tail of a prompt that fills less than this share of the smallest fitting bucket is decoded token by token.
 TAIL_SHARE = 8
+
+_CTYPES: dict[str, Any] = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 
 
 class Loop:
@@ -39,7 +42,7 @@ class Loop:
         self.inputs = {n: _view(interpreter, d) for n, d in decode.get_input_details().items()}
         self.outputs = {n: _view(interpreter, d) for n, d in decode.get_output_details().items()}
         del decode
-        self._plan_moves()
+        self._plan_writes()
         self.position = 0
         self.reset()
 
@@ -107,6 +110,8 @@ class Loop:
 
     def feed(self, tokens: NDArray[Any]) -> NDArray[np.float32]:
         """Append tokens [T]; logits [T, V]."""
+        if len(tokens) == 1:
+            return self.decode(int(tokens[0])).copy()[None]
         parts, start = [], 0
         for count, bucket in self.plan(len(tokens)):
             piece = tokens[start : start + count]
@@ -114,39 +119,48 @@ class Loop:
             start += count
         return np.concatenate(parts) if parts else np.zeros((0, self.vocab), np.float32)
 
-    def _plan_moves(self) -> None:
-        """Where each new row of ``decode`` comes from and goes to: addresses, as the tensors never move."""
-        #: Of caches, one for each group: rows, destination of row 0, source; all rows of a cache are as long.
-        self._cache_moves: list[tuple[int, int, int, int]] = []
-        #: Of histories, twice, and of states that are replaced: destination, source, bytes.
-        self._moves: list[tuple[int, int, int]] = []
+    def _plan_writes(self) -> None:
+        """Views for the writes of a decode step, made once: tensors never move.
+
+        States of one shape that lie evenly spaced, as an interpreter lays them, are one array: a step then writes the
+        rows of all blocks at once.
+        """
+        #: Caches [N, G, S, D] with their new rows [N, G, D].
+        self._caches: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        #: Histories [N, R, C] with their new rows [N, C].
+        self._histories: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        #: States and what replaces them.
+        self._replaced: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._token_states: list[NDArray[Any]] = []
+        alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for s in self.state:
             held = self.inputs[s["name"]]
             if s["kind"] == "tokens":
                 self._token_states.append(held)
-                continue
-            rows = self.outputs[s["rows"]]
-            if s["kind"] == "replace":
-                self._moves.append((held.ctypes.data, rows.ctypes.data, held.nbytes))
-                continue
-            row = (rows if s["index"] < 0 else rows[s["index"]])[0]
-            if s["kind"] == "history":
-                first, step = held.ctypes.data, held.strides[0]
-                rest = held.nbytes - step
-                self._moves += [(first, first + step, rest), (first + rest, row.ctypes.data, step)]
+            elif s["kind"] == "replace":
+                self._replaced.append((held, self.outputs[s["rows"]]))
             else:
-                for group in range(len(held)):
-                    place = held[group].ctypes.data
-                    self._cache_moves.append((held.shape[1], place, row[group].ctypes.data, row[group].nbytes))
+                alike.setdefault((s["kind"] == "history", s["rows"], held.shape), []).append(s)
+        for (history, output, _), group in alike.items():
+            rows = self.outputs[output] if group[0]["index"] >= 0 else self.outputs[output][None]
+            first = max(group[0]["index"], 0)
+            stack = _as_one([self.inputs[s["name"]] for s in group])
+            if stack is not None and [max(s["index"], 0) for s in group] == list(range(first, first + len(group))):
+                pairs = [(stack, rows[first : first + len(group), 0])]
+            else:
+                pairs = [(self.inputs[s["name"]][None], rows[s["index"], 0][None]) for s in group]
+            (self._histories if history else self._caches).extend(pairs)
 
     def _append_one(self, token: int) -> None:
-        """Write the one new row of a decode step: as :meth:`_append`, without making arrays."""
-        move, position = ctypes.memmove, self.position
-        for size, place, source, step in self._cache_moves:
-            move(place + position % size * step, source, step)
-        for place, source, length in self._moves:
-            move(place, source, length)
+        """Write the one new row of a decode step: as :meth:`_append`, with the views made beforehand."""
+        position = self.position
+        for caches, rows in self._caches:
+            caches[:, :, position % caches.shape[2]] = rows
+        for histories, rows in self._histories:
+            histories[:, :-1] = histories[:, 1:]
+            histories[:, -1] = rows
+        for held, new in self._replaced:
+            held[...] = new
         for held in self._token_states:
             held[:-1] = held[1:]
             held[-1] = token
@@ -176,9 +190,26 @@ class Loop:
         self.position += count
 
 
+def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | None:
+    """Arrays of one shape that lie evenly spaced in memory as one array, or None if they don't."""
+    places = [a.ctypes.data for a in arrays]
+    step = places[1] - places[0] if len(places) > 1 else arrays[0].nbytes
+    if any(b - a != step for a, b in pairwise(places)) or abs(step) < arrays[0].nbytes:
+        return None
+    kind = _CTYPES[arrays[0].dtype.name]
+    if step % ctypes.sizeof(kind):
+        return None
+    # One block from the lowest to the highest; a view may run through it in either direction.
+    count = (abs(step) * (len(arrays) - 1) + arrays[0].nbytes) // ctypes.sizeof(kind)
+    block = np.ctypeslib.as_array((kind * count).from_address(min(places)))
+    start = block[(places[0] - min(places)) // ctypes.sizeof(kind) :]
+    strides = (step, *arrays[0].strides)
+    return np.lib.stride_tricks.as_strided(start, (len(arrays), *arrays[0].shape), strides)
+
+
 def _view(interpreter: Any, detail: Mapping[str, Any]) -> NDArray[Any]:
     """A tensor's memory as an array that may be kept: the interpreter refuses to run while its own views live."""
     array = interpreter.tensor(detail["index"])()
-    kind = {"float32": ctypes.c_float, "int32": ctypes.c_int32}[np.dtype(detail["dtype"]).name]
+    kind = _CTYPES[np.dtype(detail["dtype"]).name]
     block = (kind * math.prod(array.shape)).from_address(array.ctypes.data)
     return np.ctypeslib.as_array(block).reshape(array.shape)

@@ -17,6 +17,7 @@ def loop(position: int) -> Any:
     cache = np.arange(GROUPS * ROWS * WIDTH, dtype=np.float32).reshape(GROUPS, ROWS, WIDTH)
     return SimpleNamespace(
         position=position,
+        heads=(),
         inputs={
             "tokens": np.zeros(1, np.int32),
             "position": np.zeros(1, np.int32),
