@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MAX_CHUNK = 128
 
 #: How often the reference runs with its last bits moved.
-_JITTERS = 5
+_JITTERS = 3
 
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
@@ -306,8 +306,12 @@ class Compiler:
     def _run(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
         sequence = torch.from_numpy(tokens)
         # What a probe head answers at the end is compared as a state is.
-        answers = {name: self.net.head(name, sequence).numpy() for name in self.heads}
-        return self.net(sequence.unsqueeze(0))[0].numpy(), {**self._state(sequence), **answers}
+        state = self._state(sequence)
+        for name in self.heads:
+            # As a mean: by themselves, pool and sum of weights both move with the largest score so far.
+            state[f"probe_{name}_pool"] = state[f"probe_{name}_pool"] / state[f"probe_{name}_sum"]
+            state[name] = self.net.head(name, sequence).numpy()
+        return self.net(sequence.unsqueeze(0))[0].numpy(), state
 
     def _sensitivity(self, cases: list[parity.Case]) -> parity.Sensitivity:
         """Largest change of logits and states when inputs of products move by their last bits."""

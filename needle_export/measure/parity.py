@@ -79,7 +79,7 @@ def tolerance_of(weights: str, sensitivity: Sensitivity | None) -> Tolerance:
     logits, state = SENSITIVITY_FACTOR * sensitivity.logits, SENSITIVITY_FACTOR * sensitivity.state
     reason = (
         "inputs of products are rounded to int8 at run time, so the last bit can move a value by a level: twice the"
-        " distance that the reference itself moves when its products' inputs do by eight units in the last place"
+        " distance that the reference itself moves when its products' inputs do by one unit in the last place"
     )
     return Tolerance(max(logits, _FLOAT["fp32"].logits), max(state, _FLOAT["fp32"].state), reason, 2 * logits)
 

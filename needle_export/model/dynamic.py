@@ -19,10 +19,6 @@ from needle_export.weights.int8 import Activations, dequantize_rows, dynamic_lin
 #: Sources whose rows are read one by one. The others are kernels [.., I, O]: what is stored as a row is a column.
 _TABLES = ("embedding/embedding", "engrams/embedding")
 
-#: How far inputs move that are to show what the last bits do. Another order of summing moves them as far: float32
-#: artifacts of the published model deviate by 2e-5 where logits reach 3, which is some fifty units.
-JITTER_UNITS = 8
-
 Quantized = tuple[Tensor, Tensor]
 
 
@@ -32,8 +28,8 @@ class DynamicProducts(TorchFunctionMode):
     Args:
         matrices: by address of the parameter: one (values [O, I], scales [O]) for each matrix that it stacks.
         activations: which kernel's rounding.
-        jitter: if given, every input of such a product first moves by ``JITTER_UNITS`` units in the last place of its
-            row's greatest value, up or down at random.
+        jitter: if given, every input of such a product first moves by a unit in the last place of its row's greatest
+            value, up or down at random: what another order of summing does, at the least.
     """
 
     def __init__(
@@ -60,8 +56,8 @@ class DynamicProducts(TorchFunctionMode):
 
     def _product(self, x: Tensor, matrices: list[Quantized], rows: int) -> Tensor:
         if self.jitter is not None:
-            step = x.abs().amax(-1, keepdim=True) * (JITTER_UNITS * 2.0**-23)
-            x = x + step * (2 * torch.randint(0, 2, x.shape, generator=self.jitter) - 1)
+            unit = x.abs().amax(-1, keepdim=True) * 2.0**-23
+            x = x + unit * (2 * torch.randint(0, 2, x.shape, generator=self.jitter) - 1)
         results = [
             dynamic_linear(x if len(matrices) == 1 else x[i], values[:rows], scales[:rows], None, self.activations)
             for i, (values, scales) in enumerate(matrices)

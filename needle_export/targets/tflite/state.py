@@ -14,7 +14,8 @@ def reference_state(loop: Loop) -> dict[str, NDArray[Any]]:
     """Copies of a loop's state by name: caches [rows in use, G, D], histories [R, C], tokens int64 [R].
 
     A cache lies [G, S, D] here, so that attention reads a group in one piece; the reference has its rows first.
-    A file with probe heads answers them too, each under its name, as they follow from the state alone.
+    A file with probe heads answers them too, each under its name, as they follow from the state alone; their pools are
+    handed over as means.
     Rows that no position has reached hold zeros, or what a sequence before left there, and are cut off.
     """
     found: dict[str, NDArray[Any]] = {}
@@ -26,5 +27,8 @@ def reference_state(loop: Loop) -> dict[str, NDArray[Any]]:
         else:
             found[spec["name"]] = held.astype(np.int64) if spec["kind"] == "tokens" else held.copy()
     if loop.position:
+        for name in loop.heads:
+            # The mean that they stand for: by themselves both move with the largest score so far.
+            found[f"probe_{name}_pool"] /= found[f"probe_{name}_sum"]
         found.update({name: loop.head(name) for name in loop.heads})
     return found
