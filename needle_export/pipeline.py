@@ -36,7 +36,7 @@ from needle_export.report.schema import (
     load_report,
 )
 from needle_export.targets import find_target
-from needle_export.targets.base import LoweringOptions, RuntimeRefused, Target
+from needle_export.targets.base import LoweringOptions, OtherRuntime, RuntimeRefused, Target
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
@@ -56,6 +56,8 @@ def build(options: BuildOptions, progress: Progress) -> Report:
     from needle_export.compile import Compiler
 
     with stage(options.out) as folder:
+        # Here already, as it says what is wrong with the environment.
+        others = find_target(options.target).other_runtimes(folder)
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         target = find_target(options.target)
@@ -74,7 +76,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         compiler.use_stored_weights(compiled.weights, target.activations(options.weights))
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
-        runtimes = _runtimes(target, folder, measured, options, progress, cases)
+        runtimes = _runtimes(target, others, measured, options, progress, cases)
         report = Report(
             SCHEMA,
             Tool("needle-export", __version__),
@@ -103,10 +105,9 @@ def _buckets(options: BuildOptions, compiler: Compiler) -> tuple[int, ...]:
     Raises:
         UsageError: one asked for is longer than a ring of the model.
     """
-    limit = compiler.ring_rows or options.context
+    limit = compiler.ring_rows or options.context  # a ring is shorter than the context
     if options.buckets is None:
-        fitting = tuple(b for b in BUCKETS if b <= min(limit, options.context))
-        return fitting or (min(limit, options.context),)
+        return tuple(b for b in BUCKETS if b <= limit) or (limit,)
     for bucket in options.buckets:
         if bucket > limit:
             raise UsageError(f"{bucket} tokens are more than the window of {limit}", where="--buckets")
@@ -244,12 +245,18 @@ def _verify_new(
     return table
 
 
-def _runtimes(target: Target, folder: Path, table: dict[str, Any], options: BuildOptions, progress: Progress,
-              cases: list[parity.Case]) -> tuple[RuntimeCheck, ...]:
-    """What became of a fresh, verified artifact in every runtime that its target knows of."""
+def _runtimes(
+    target: Target,
+    others: list[OtherRuntime],
+    table: dict[str, Any],
+    options: BuildOptions,
+    progress: Progress,
+    cases: list[parity.Case],
+) -> tuple[RuntimeCheck, ...]:
+    """What became of a fresh artifact, verified in its own runtime, in every runtime that its target knows of."""
     tolerance = parity.recorded_tolerance(options.weights, table)
     checks = [RuntimeCheck(target.runtime, distribution_version(target.runtime), True, True, table["max_abs"], "")]
-    for other in target.other_runtimes(folder):
+    for other in others:
         if other.open is None:
             checks.append(RuntimeCheck(other.name, other.version, None, None, None, other.reason))
             continue

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.errors import VerificationFailed
+from needle_export.errors import BadInput, VerificationFailed
 
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -85,11 +85,21 @@ def tolerance_of(weights: str, sensitivity: Sensitivity | None) -> Tolerance:
 
 
 def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
-    """The tolerance of a build's comparison, from its report's table."""
+    """The tolerance of a build's comparison, from its report's table.
+
+    Raises:
+        BadInput: the scheme needs the reference's sensitivity, and the report doesn't give it.
+    """
     if weights in _FLOAT:
         return _FLOAT[weights]
-    moved = table.get("sensitivity") or {}
-    return tolerance_of(weights, Sensitivity(float(moved["logits"]), float(moved["state"])))
+    try:
+        moved = table["sensitivity"]
+        sensitivity = Sensitivity(float(moved["logits"]), float(moved["state"]))
+    except (KeyError, TypeError, ValueError) as fault:
+        raise BadInput(
+            f"the report doesn't tell how sensitive the {weights} reference is", where="parity", fix="build again"
+        ) from fault
+    return tolerance_of(weights, sensitivity)
 
 
 class Session(Protocol):

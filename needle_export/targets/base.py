@@ -163,14 +163,12 @@ class OtherRuntime:
         name, version: of the runtime; no version where it isn't known.
         open: opens the artifact there, or None where it can't be tried.
         reason: why it can't, if so.
-        activations: how it rounds the inputs of int8 matrices, or None.
     """
 
     name: str
     version: str
     open: Callable[[], Any] | None
     reason: str = ""
-    activations: str | None = None
 
 
 class RuntimeRefused(Exception):

@@ -39,7 +39,7 @@ def chain(shapes: list[tuple[int, ...]], body: Body, links: int = LINKS) -> Inte
         module = ir.Module.create()
         types = [ir.RankedTensorType.get(shape, ir.F32Type.get()) for shape in shapes]
         main = func.FuncOp("main", ir.FunctionType.get(types, []), ip=ir.InsertionPoint.at_block_begin(module.body))
-        builder = Builder(SimpleNamespace(streams={}, weights={}), WeightStore("fp32"), 1)  # type: ignore[arg-type]
+        builder = Builder(SimpleNamespace(streams={}, weights={}), WeightStore("fp32"), 1)  # type: ignore[arg-type]  # no program
         with ir.InsertionPoint(main.add_entry_block()):
             inputs = [Ref(a, shape) for a, shape in zip(main.arguments, shapes, strict=True)]
             value = inputs[0]
@@ -210,10 +210,16 @@ def joins() -> None:
 def turns() -> None:
     """A permutation of the last axis of [64, 1024]: as it lies, or of runs of 64."""
     shape, index = (64, 1024), np.random.RandomState(11).permutation(1024)
-    last: Body = lambda b, x, a, i: b.gather(b.add(x, a[1]), b.constant(index, np.int32), 1)  # noqa: E731
-    runs: Body = lambda b, x, a, i: b.transpose(  # noqa: E731
-        b.gather(b.transpose(b.add(x, a[1]), (1, 0)), b.constant(index, np.int32), 0), (1, 0))
-    plain: Body = lambda b, x, a, i: b.add(x, a[1])  # noqa: E731
+
+    def plain(b: Builder, x: Ref, a: list[Ref], _: int) -> Ref:
+        return b.add(x, a[1])
+
+    def last(b: Builder, x: Ref, a: list[Ref], i: int) -> Ref:
+        return b.gather(plain(b, x, a, i), b.constant(index, np.int32), 1)
+
+    def runs(b: Builder, x: Ref, a: list[Ref], i: int) -> Ref:
+        return b.transpose(b.gather(b.transpose(plain(b, x, a, i), (1, 0)), b.constant(index, np.int32), 0), (1, 0))
+
     compare(
         "1,024 floats of 64 rows in another order, and an ADD",
         {"ADD alone": ([shape] * 2, plain), "GATHER of the last axis": ([shape] * 2, last),

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from needle_export.errors import Unsupported
 from needle_export.targets.base import StoredWeight, WeightShare
 
 if TYPE_CHECKING:
     from needle_export.targets.tflite.store import Stored
+
+
+def digest(data: npt.NDArray[Any]) -> str:
+    """Of an array's bytes, whatever its shape."""
+    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
 
 
 def digests(path: Path) -> dict[str, int]:
@@ -25,7 +31,7 @@ def digests(path: Path) -> dict[str, int]:
         buffer = model.Buffers(index)
         if buffer.DataLength():
             data = buffer.DataAsNumpy()
-            found[hashlib.blake2b(data.data, digest_size=16).hexdigest()] = len(data)
+            found[digest(data)] = len(data)
     return found
 
 
@@ -37,13 +43,13 @@ def stored_weights(path: Path, stored: dict[str, Stored]) -> list[StoredWeight]:
     """
     present = digests(path)
     weights = []
-    for digest, weight in stored.items():
-        if digest not in present:
+    for key, weight in stored.items():
+        if key not in present:
             raise Unsupported(
                 "the converter changed this weight",
                 where=weight.name,
                 fix="another version of litert-converter is installed than the one that was tested",
             )
         shares = tuple(WeightShare(p.source, p.role, p.layer, p.elements) for p in weight.parts)
-        weights.append(StoredWeight(weight.name, present[digest], weight.dtype, shares, weight.kept_float))
+        weights.append(StoredWeight(weight.name, present[key], weight.dtype, shares, weight.kept_float))
     return weights

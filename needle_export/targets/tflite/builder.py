@@ -1,7 +1,8 @@
 """Writes TFLite builtins for a program: values with tracked shapes, reshapes only where they are due.
 
 An FX value and its TFLite value hold the same elements in the same order, but not always under the same
-shape: views cost nothing until an op needs a certain shape. Every method emits exactly one builtin.
+shape: views cost nothing until an op needs a certain shape. A method that is named after an
+op emits that one.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ class Builder:
         self._streams = {node: index for index, node in program.streams.items()}
         self._place = ""
         self._count = 0
-        self._f32, self._i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        self._i1 = ir.IntegerType.get_signless(1)
+        self._f32, self._i1 = ir.F32Type.get(), ir.IntegerType.get_signless(1)
 
     # --- ops ---------------------------------------------------------------------------------------
 
@@ -154,7 +154,8 @@ class Builder:
         if scales is None:
             return self.product(x, matrix.operand, self.store.plain(weight, values))
         if np.abs(scales).min() < np.finfo(np.float32).tiny:
-            return self.add(self.mul(self.product(x, matrix.operand), self.constant(scales)), self.constant(values))
+            scaled = self.mul(self.product(x, matrix.operand), self.constant(scales))
+            return self.add(scaled, self.store.plain(weight, values))
         # Before the scales, so that the product can add it.
         product = self.product(x, matrix.operand, self.store.plain(weight, values / scales))
         return self.mul(product, self.constant(scales))

@@ -36,7 +36,7 @@ def permute(b: Builder, n: FxNode) -> None:
 
 
 def expand(b: Builder, n: FxNode) -> None:
-    """Copies along one axis: the value behind itself, as no target of ours broadcasts faster."""
+    """Copies along one axis: the value behind itself; BROADCAST_TO is refused by GPU delegates and slow on CPU."""
     value, have, want = n.args[0], b.dims_of(n.args[0]), b.dims_of(n)
     axes = [i for i, (a, c) in enumerate(zip(have, want, strict=True)) if a != c]
     if not axes:

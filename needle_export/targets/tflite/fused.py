@@ -34,10 +34,6 @@ def _norm(b: Builder, x: Ref, scale: FxNode, eps: float, whole: bool = False) ->
     width = math.prod(x.dims) if whole else x.dims[-1]
     axes = tuple(range(len(x.dims))) if whole else (-1,)
     square, factor = b.mul(x, x), _uniform(b, scale)
-    if factor == width**-0.5:
-        # The factor that turns a mean into a sum costs nothing.
-        root = b.unary("rsqrt", b.add(b.reduce("sum", square, *axes), b.constant(eps * width)))
-        return b.mul(x, root)
     if width <= SHORT:
         # A product with a vector of 1/D is the mean, and its bias adds eps: one op instead of two. On long rows it
         # takes seven times as long.

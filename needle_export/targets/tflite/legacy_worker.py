@@ -62,13 +62,13 @@ class Worker:
     def answer(self, head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
         """What to send back; a fault is an answer too."""
         try:
-            return getattr(self, f"_{head['op']}")(head, arrays)  # type: ignore[no-any-return]
+            return getattr(self, f"_{head['op']}")(head, arrays)  # type: ignore[no-any-return]  # a method found by name
         except Exception as fault:  # the runtime raises ValueError and RuntimeError, an import raises its own
             return pack({"error": str(fault).strip() or type(fault).__name__, "kind": type(fault).__name__})
 
     def _hello(self, head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
         import tflite_runtime  # type: ignore[import-not-found]  # lives in a venv that mypy doesn't see
-        import tflite_runtime.interpreter  # type: ignore[import-not-found]
+        import tflite_runtime.interpreter  # type: ignore[import-not-found]  # as above
 
         # Not before: beside the package may lie the packages of another Python. From now on numpy is loaded.
         sys.path.insert(0, head["package"])

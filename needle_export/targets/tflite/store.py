@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from litert_converter.mlir import ir
 
 from needle_export.graph.program import CONSTANT, Part, Weight
+from needle_export.targets.tflite import buffers
 from needle_export.weights.int8 import quantize_rows
 
 #: Matrices with fewer elements stay float32: converting their input at every step would cost more than the bytes.
@@ -27,14 +27,12 @@ class Stored:
         name: of the weight.
         dtype: of its elements.
         parts: where they come from.
-        bytes: in the file.
         kept_float: why it is float32 where the scheme asks for less, or empty.
     """
 
     name: str
     dtype: str
     parts: tuple[Part, ...]
-    bytes: int
     kept_float: str = ""
 
 
@@ -70,7 +68,7 @@ class WeightStore:
         from needle_export.targets.tflite.builder import Ref
 
         attribute, kind, digest = self._attribute(data)
-        self._note(digest, Stored(_short(weight.name), "float32", weight.parts, data.nbytes, reason))
+        self._note(digest, Stored(_short(weight.name), "float32", weight.parts, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
 
     def matrix(
@@ -89,7 +87,7 @@ class WeightStore:
         if self.scheme == "fp16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
-            self._note(digest, Stored(_short(weight.name), "float16", weight.parts, halves.nbytes))
+            self._note(digest, Stored(_short(weight.name), "float16", weight.parts))
             half = _constant("tfl.pseudo_const", kind, value=attribute)
             wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
             value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
@@ -101,20 +99,20 @@ class WeightStore:
     ) -> Matrix:
         from needle_export.targets.tflite.builder import Ref
 
-        source = _digest(data)
+        source = buffers.digest(data)
         if source not in self._quantized:
             values, scales = quantize_rows(torch.from_numpy(data))
             self._quantized[source] = (values.numpy(), scales.numpy())
         values, scales = self._quantized[source]
         scales = scales if factor is None else scales * factor
         attribute, _, digest = self._attribute(values)
-        self._note(digest, Stored(_short(weight.name), "int8", weight.parts, values.nbytes))
+        self._note(digest, Stored(_short(weight.name), "int8", weight.parts))
         shape = "x".join(map(str, data.shape))
         kind = ir.Type.parse(f"tensor<{shape}x!quant.uniform<i8<-127:127>:f32, 1.0>>")
         value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
         attribute, _, digest = self._attribute(scales)
         shared = tuple(replace(p, elements=max(1, p.elements // data.shape[1])) for p in weight.parts)
-        self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared, scales.nbytes))
+        self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared))
         return Matrix(Ref(value, data.shape), scales)
 
     def _why_float(self, weight: Weight, size: int) -> str:
@@ -128,7 +126,7 @@ class WeightStore:
 
     def _attribute(self, data: npt.NDArray[Any]) -> tuple[Any, Any, str]:
         data = np.ascontiguousarray(data).reshape(data.shape)
-        digest = _digest(data)
+        digest = buffers.digest(data)
         key = (digest, data.dtype.str, data.shape)
         kind = ir.RankedTensorType.get(data.shape, _element(data.dtype))
         if key not in self._attributes:
@@ -136,7 +134,11 @@ class WeightStore:
         return self._attributes[key], kind, digest
 
     def _note(self, digest: str, stored: Stored) -> None:
-        self.stored.setdefault(digest, stored)
+        """Remember what bytes stand for; equal ones of several tensors lie in the file once and stand for all."""
+        known = self.stored.setdefault(digest, stored)
+        if known.dtype == stored.dtype:
+            new = tuple(p for p in stored.parts if p not in known.parts)
+            self.stored[digest] = replace(known, parts=(*known.parts, *new))
 
 
 def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Iterable[Part]) -> Weight:
@@ -156,10 +158,6 @@ def _element(dtype: Any) -> Any:
     if dtype == np.bool_:
         return ir.IntegerType.get_signless(1)
     return ir.IntegerType.get_signless(dtype.itemsize * 8)
-
-
-def _digest(data: npt.NDArray[Any]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
 
 
 def _short(name: str) -> str:

@@ -144,7 +144,7 @@ class TfliteTarget:
             reason = "not tried: no Python with it was found (NEEDLE_EXPORT_TFLITE_PYTHON names one)"
             return [OtherRuntime("tflite-runtime", VERSION, None, reason)]
         opener: Callable[[], Any] = partial(LegacyRunner, folder / contract.FILE_NAME, python)
-        return [OtherRuntime("tflite-runtime", VERSION, opener, activations="asymmetric")]
+        return [OtherRuntime("tflite-runtime", VERSION, opener)]
 
 
 class TfliteRunner:

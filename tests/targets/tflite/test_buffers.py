@@ -16,8 +16,8 @@ from tests.support.tflite_models import FLOAT, Tiny, save
 pytest.importorskip("litert_converter")
 pytest.importorskip("ai_edge_litert")
 
-from needle_export.targets.tflite.buffers import digests, stored_weights
-from needle_export.targets.tflite.store import Stored, _digest
+from needle_export.targets.tflite.buffers import digest, digests, stored_weights
+from needle_export.targets.tflite.store import Stored, WeightStore
 
 MATRIX = np.arange(32, dtype=np.float32).reshape(4, 8)
 BYTES = np.arange(16, dtype=np.int8).reshape(4, 4)
@@ -43,14 +43,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(name: str, array: np.ndarray, kept: str = "", parts: tuple[Part, ...] = ()) -> dict[str, Stored]:
-    return {_digest(array): Stored(name, str(array.dtype), parts, array.nbytes, kept)}
+    return {digest(array): Stored(name, str(array.dtype), parts, kept)}
 
 
 def test_every_constant_is_found_by_its_bytes(model: Path) -> None:
     found = digests(model)
     for array in (MATRIX, BYTES, SCALES):
-        assert found[_digest(array)] == array.nbytes
-    assert _digest(MATRIX + 1) not in found and _digest(np.ascontiguousarray(MATRIX.T)) not in found
+        assert found[digest(array)] == array.nbytes
+    assert digest(MATRIX + 1) not in found and digest(np.ascontiguousarray(MATRIX.T)) not in found
 
 
 def test_weights_are_told_as_they_lie_in_the_file(model: Path) -> None:
@@ -81,3 +81,12 @@ def test_a_weight_that_the_converter_changed_is_refused(changed: np.ndarray, mod
     with pytest.raises(Unsupported, match="the converter changed this weight") as refusal:
         stored_weights(model, {**stored("kept", MATRIX), **stored("layers.1.attention.out_proj", changed)})
     assert refusal.value.where == "layers.1.attention.out_proj" and refusal.value.exit_code == 5
+
+
+def test_equal_bytes_stand_for_every_tensor_that_has_them() -> None:
+    # Two blocks may hold the same matrix; the reference must round both.
+    store, parts = WeightStore("int8"), [Part(f"kernel {i}", "content", i, 6) for i in range(2)]
+    for part in (*parts, parts[0]):
+        store._note("same", Stored("kernel", "int8", (part,)))
+    store._note("same", Stored("bias", "float32", (Part("bias", "content", 0, 6),)))
+    assert store.stored == {"same": Stored("kernel", "int8", tuple(parts))}

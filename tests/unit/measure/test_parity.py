@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from needle_export.config.options import WEIGHTS
-from needle_export.errors import VerificationFailed
+from needle_export.errors import BadInput, VerificationFailed
 from needle_export.measure import parity
 from needle_export.measure.parity import Case, Measured, Sensitivity, Tolerance, judge, margins, tolerance_of
 
@@ -49,7 +49,7 @@ def test_a_report_gives_the_tolerance_of_its_build() -> None:
     # From what was measured, and not from what a report claims to be allowed.
     assert parity.recorded_tolerance("int8", table) == tolerance_of("int8", MOVED)
     for damaged in ({}, {"sensitivity": None}, {"sensitivity": {"logits": 1.0}}):
-        with pytest.raises(KeyError):
+        with pytest.raises(BadInput, match="how sensitive"):
             parity.recorded_tolerance("int8", damaged)
 
 

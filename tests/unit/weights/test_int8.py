@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(wrong: dict[str, Tensor], kernel: Activati
         "bias": torch.zeros(5),
     }
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-        dynamic_linear(**(right | wrong), activations=kernel)  # type: ignore[arg-type]
+        dynamic_linear(**(right | wrong), activations=kernel)  # type: ignore[arg-type]  # wrong on purpose
 
 
 # The linear layer, against the runtime
