@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -84,7 +84,7 @@ class Evaluator:
         package: to run.
         precision: "float32" computes every float in float32, whatever is declared. "declared" rounds each
             result to float16 where the program declares it; within an op, sums included, it computes in float32.
-        threads: of torch while it runs; as torch has them if None.
+        threads: of torch while it runs; one if None. More are slower where anything else runs on the machine.
         underflow: whether results that are rounded to zero are findings too.
 
     Raises:
@@ -98,7 +98,7 @@ class Evaluator:
             raise UsageError(f"there is no precision {precision!r}", fix='"float32" or "declared"')
         self.package = package
         self._declared = precision == "declared"
-        self._threads, self._underflow = threads, underflow
+        self._threads, self._underflow = threads or 1, underflow
         types: dict[str, TensorType] = {}
         for function in package.functions.values():
             for name, declared in function.states.items():
@@ -109,6 +109,9 @@ class Evaluator:
                     )
         self._state = States(types, self._declared)
         self._plans: dict[str, Plan] = {}
+        self._watch: frozenset[str] = frozenset()
+        #: Results of the ops that are watched, of the last run.
+        self.watched: Arrays = {}
         self._counts: dict[tuple[str, str, str, str], int] = {}
         self._pool = ConstantPool(
             self._declared, lambda op, function, kind, count: self._note(op, function, f"constant {kind}", count)
@@ -137,6 +140,10 @@ class Evaluator:
             key = (op.name, op.type, function, kind)
             self._counts[key] = self._counts.get(key, 0) + count
 
+    def watch(self, names: Iterable[str]) -> None:
+        """Keep the first result of these ops of every run in ``watched``."""
+        self._watch = frozenset(names)
+
     def prepare(self, name: str) -> None:
         """Plan a function and decompress its constants, which the first run does otherwise."""
         with torch.inference_mode():
@@ -159,13 +166,14 @@ class Evaluator:
             UnknownOp: the function has an op that the evaluator doesn't know.
         """
         self.prepare(name)
+        self.watched = {}
         plan = self._plans[name]
         places = plan.places.copy()
         wanted = plan.function.inputs
         if set(inputs) != set(wanted):
-            raise UsageError(
-                f"function {name!r} takes {', '.join(wanted) or 'no inputs'}, not {', '.join(inputs) or 'none'}"
-            )
+            lacks, more = sorted(set(wanted) - set(inputs)), sorted(set(inputs) - set(wanted))
+            what = f"needs input {lacks[0]!r}" if lacks else f"has no input {more[0]!r}"
+            raise UsageError(f"function {name!r} {what}", fix=f"it takes {len(wanted)}: see the package's description")
         for key, place in plan.inputs.items():
             places[place] = _taken(inputs[key], wanted[key], self._declared, f"input {key!r} of function {name!r}")
         for key, place in plan.states.items():
@@ -200,6 +208,8 @@ class Evaluator:
                 if self._declared and not step.moves and declared.dtype in FLOATS:
                     value = self._finish(step, function, value, declared, arguments)
                 places[step.outputs[at]] = value
+            if step.op.name in self._watch:
+                self.watched[step.op.name] = _there(places[step.outputs[0]]).numpy().copy()
             for place in step.drops:
                 places[place] = None
 
@@ -258,9 +268,9 @@ def _taken(value: Any, declared: TensorType, rounds: bool, what: str) -> Tensor:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    if count is None or count == before:
+    if count == before:
         yield
         return
     torch.set_num_threads(count)

@@ -83,7 +83,10 @@ def load_package(path: Path | str) -> Package:
     except OSError as error:
         raise BadInput("the model specification can't be read", where=str(spec_path), fix=_AGAIN) from error
     model = _parse(raw, spec_path)
-    if model.WhichOneof("Type") != "mlProgram":
+    kind = model.WhichOneof("Type")
+    if kind is None:
+        raise BadInput("the model specification is cut short: it has no model", where=str(spec_path), fix=_AGAIN)
+    if kind != "mlProgram":
         raise Unsupported(
             "the package holds no ML program", where=str(path), fix="only packages of that kind can be evaluated"
         )
