@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from needle_export.errors import BadInput, UsageError
+from needle_export.errors import BadInput, NeedleExportError, UsageError
 from needle_export.targets.coreml.evaluate import Evaluator, load_package
 from needle_export.targets.coreml.evaluate.call import UnknownOp
+from needle_export.targets.coreml.inspect import describe_package, package_rows
 from tests.targets.coreml.packages import SPEC, WEIGHTS, Array, copied, operations, read_spec, whole, write_spec
 from tests.targets.coreml.stepping import X, two_functions
 
@@ -256,3 +257,22 @@ def test_inputs_are_checked(package: Path) -> None:
         evaluator.state["other"] = X
     with pytest.raises(UsageError, match="no precision"):
         Evaluator(load_package(package), "float64")  # type: ignore[arg-type]  # what is tested
+
+
+def test_random_damage_is_an_error_of_ours_or_none(package: Path, tmp_path: Path) -> None:
+    """Never another exception, and never a warning, whatever stands in the specification."""
+    path = copied(package, tmp_path / "random.mlpackage")
+    raw = (path / SPEC).read_bytes()
+    rng = np.random.default_rng(5)
+    refused = 0
+    for _ in range(80):
+        damaged = bytearray(raw)
+        damaged[rng.integers(len(raw))] = rng.integers(256)
+        (path / SPEC).write_bytes(damaged)
+        try:
+            package_rows(describe_package(path))
+            both(path)
+        except NeedleExportError as error:
+            assert "\n" not in error.sentence
+            refused += 1
+    assert refused > 60
