@@ -23,7 +23,8 @@ from needle_export.graph.promises import check, check_head, promises
 from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace, trace_head
 from needle_export.measure import parity
-from needle_export.model.dynamic import DynamicProducts, quantize_parameters
+from needle_export.model import rows
+from needle_export.model.dynamic import DynamicProducts, Quantized, quantize_parameters
 from needle_export.model.network import Needle
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
@@ -122,6 +123,7 @@ class Compiler:
         self.fold_into_matrices = False
         self.scheme_loss: dict[str, float] | None = None
         self.scheme = Scheme()
+        self._quantized: dict[int, list[Quantized]] = {}
         self.sensitivity: parity.Sensitivity | None = None
         #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
         self.products: Callable[..., Any] = nullcontext
@@ -269,8 +271,8 @@ class Compiler:
                 if source is not None and (source[0], source[2]) in halves:
                     value.copy_(value.half().float())
             if scheme.activations is not None:
-                matrices = quantize_parameters(tensors, sources, set(scheme.int8))
-                self.products = partial(DynamicProducts, matrices, scheme.activations)
+                self._quantized = quantize_parameters(tensors, sources, set(scheme.int8))
+                self.products = partial(DynamicProducts, self._quantized, scheme.activations)
             with self.products():
                 after = self.net(probe.unsqueeze(0))[0].numpy()
         self.scheme_loss = {
@@ -278,6 +280,10 @@ class Compiler:
             "kl": float(parity.kl(before, after).mean()),
             "argmax_equal": float((before.argmax(-1) == after.argmax(-1)).mean()),
         }
+
+    def matrices(self) -> dict[tuple[str, int], rows.Matrix]:
+        """The numbers that the reference computes with, under the scheme in use, by the parameter's path and site."""
+        return rows.matrices(Step(self.net, self.context), set(self.scheme.halves), self._quantized)
 
     def reference(self, seed: int) -> list[parity.Case]:
         """Seeded sequences with the reference's logits (uncached) and its state at their ends.

@@ -22,7 +22,7 @@ from needle_export.checkpoint.resolve import resolve
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, UsageError, VerificationFailed
-from needle_export.measure import latency, parity
+from needle_export.measure import latency, parity, weights
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -36,7 +36,7 @@ from needle_export.report.schema import (
     load_report,
 )
 from needle_export.targets import find_target
-from needle_export.targets.base import LoweringOptions, OtherRuntime, RuntimeRefused, Target
+from needle_export.targets.base import LoweringOptions, OtherRuntime, ReadsWeights, RuntimeRefused, Target
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
@@ -74,8 +74,10 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
         compiler.use_stored_weights(compiled.weights, target.activations(options.weights))
+        equal = _compare_weights(target, folder, compiler, progress, options.target, "nothing was published")
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
+        measured["weights"] = equal
         runtimes = _runtimes(target, others, measured, options, progress, cases)
         report = Report(
             SCHEMA,
@@ -141,12 +143,12 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
     """Check a published folder: its files' hashes, then the artifact in its runtime.
 
     Without a checkpoint it is compared with what the build recorded of the reference (every position's best
-    token and a sample of logit columns); with one, with the reference itself.
+    token and a sample of logit columns); with one, with the reference itself, and its matrices with the reference's.
 
     Raises:
         VerificationFailed: a file isn't the one described, or the artifact computes something else.
     """
-    report = load_report(dist)
+    report, fix = load_report(dist), "build it again, and compare the versions in the report"
     for artifact in report.artifacts:
         _check_files(dist, artifact)
         target = find_target(artifact.target)
@@ -154,15 +156,15 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
         if checkpoint is None:
             cases, columns = _recorded(dist, artifact)
         else:
-            cases, columns = _recomputed(report, artifact, checkpoint, progress), None
+            compiler = _recompiler(report, artifact, checkpoint, progress)
+            _compare_weights(target, dist, compiler, progress, str(dist), fix)
+            cases, columns = compiler.reference(_recorded_option(report, "seed")), None
         runner = target.open(dist)
         with progress.stage(f"verify {artifact.target}", len(cases)) as task:
             measured = parity.compare(runner, cases, columns, task.advance)
         fault = parity.judge(measured, tolerance)
         if fault:
-            raise VerificationFailed(
-                fault, where=str(dist), fix="build it again, and compare the versions in the report"
-            )
+            raise VerificationFailed(fault, where=str(dist), fix=fix)
     return report
 
 
@@ -214,6 +216,26 @@ def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArr
             parts.append(runner.feed(tokens[index : index + 1]))
             task.advance()
     return np.concatenate(parts)
+
+
+def _compare_weights(
+    target: Target, folder: Path, compiler: Compiler, progress: Progress, where: str, fix: str
+) -> dict[str, int] | None:
+    """Hold an artifact's matrices against the reference's; the numbers for the report, or None if it can't be read.
+
+    Before anything is run: where this fails, it names the row, and logits could only name the block.
+
+    Raises:
+        VerificationFailed: a matrix isn't the checkpoint's, or isn't where it belongs.
+    """
+    if not isinstance(target, ReadsWeights):
+        return None
+    with progress.stage("compare the weights"):
+        compared = weights.compare(target.read_matrices(folder), compiler.matrices())
+    fault = compared.fault()
+    if fault:
+        raise VerificationFailed(fault, where=where, fix=fix)
+    return compared.table()
 
 
 def _verify_new(
@@ -287,22 +309,23 @@ def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArra
         return parity.unpack({name: archive[name] for name in archive.files})
 
 
-def _recomputed(report: Report, artifact: Artifact, spec: str, progress: Progress) -> list[parity.Case]:
+def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progress) -> Compiler:
+    """Of the build, with its reference under the artifact's scheme."""
     from needle_export.compile import Compiler
 
     if report.checkpoint.lora:
         raise UsageError(
             "the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint"
         )
-    recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights", "seed")}
+    recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights")}
     heads = tuple(report.options.get("heads") or ())
-    options = BuildOptions(spec, Path("verify"), heads=heads, **{k: v for k, v in recipe.items() if k != "seed"})
+    options = BuildOptions(spec, Path("verify"), heads=heads, **recipe)
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
     compiler = Compiler(checkpoint, options.context, progress, options.heads)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
-    return compiler.reference(recipe["seed"])
+    return compiler
 
 
 def _check_files(dist: Path, artifact: Artifact) -> None:

@@ -42,6 +42,7 @@ SHARED = {
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
+    ("measure.weights", "targets.base"): "data types: a matrix as a target has read it back from its files",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",

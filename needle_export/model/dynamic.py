@@ -65,6 +65,16 @@ class DynamicProducts(TorchFunctionMode):
         return results[0] if len(results) == 1 else torch.stack(results)
 
 
+def matrices_of(source: str, value: Tensor) -> list[Tensor]:
+    """The matrices [O, I] that a parameter of a checkpoint tensor holds, with what is stored as a row for a row; views.
+
+    Args:
+        value: [I, O], or [S, I, O] for the matrices of S sites; of a table, [O, I].
+    """
+    stacked = value if value.dim() == 3 else value.unsqueeze(0)
+    return [m if source in _TABLES else m.t() for m in stacked]
+
+
 def quantize_parameters(
     parameters: Iterable[tuple[str, Tensor]],
     sources: Mapping[str, tuple[str, str, int]],
@@ -85,10 +95,8 @@ def quantize_parameters(
         source = sources.get(path)
         if source is None or (source[0], source[2]) not in wanted:
             continue
-        table = source[0] in _TABLES
-        stacked = value if value.dim() == 3 else value.unsqueeze(0)
-        quantized = [quantize_rows((m if table else m.t()).contiguous()) for m in stacked]
-        rounded = [dequantize_rows(*q) if table else dequantize_rows(*q).t() for q in quantized]
+        quantized = [quantize_rows(m.contiguous()) for m in matrices_of(source[0], value)]
+        rounded = [dequantize_rows(*q) if source[0] in _TABLES else dequantize_rows(*q).t() for q in quantized]
         value.copy_(torch.stack(rounded).reshape(value.shape))
         matrices[value.data_ptr()] = quantized
     return matrices

@@ -91,6 +91,12 @@ def parameter_sources(step: Step | Answer) -> dict[str, tuple[str, str, int]]:
     return found
 
 
+def factor_of(path: str) -> str | None:
+    """The parameter, one number, that a product with a matrix is multiplied by: a lane's projections have one."""
+    block, found, kind = path.rpartition(".lanes.phi_")
+    return f"{block}.lanes.a_{kind}" if found else None
+
+
 def _layer_source(name: str) -> str | None:
     if name in _LAYER:
         return _LAYER[name]

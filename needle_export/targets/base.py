@@ -6,10 +6,10 @@ a recipe or a report. Adding one means adding a package here that implements :cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +175,56 @@ class RuntimeRefused(Exception):
     """A runtime can't open or run an artifact; the text is one line that says why."""
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """Which rows a stored matrix says that it holds.
+
+    Attributes:
+        parameters: of the step, by path, whose rows lie below each other in this order.
+        site: which of the matrices that each of them stacks, or -1 where they are matrices themselves.
+        start, stop: of the rows of all; no stop: to the last.
+    """
+
+    parameters: tuple[str, ...]
+    site: int = -1
+    start: int = 0
+    stop: int | None = None
+
+    def __str__(self) -> str:
+        rows = "" if (self.start, self.stop) == (0, None) else f", rows {self.start} to {self.stop}"
+        site = "" if self.site < 0 else f", site {self.site}"
+        return " + ".join(self.parameters) + site + rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """An op that reads a matrix: its graph and name, and the block that it computes for (-1: none, or unknown)."""
+
+    name: str
+    block: int
+
+
+@dataclass(frozen=True)
+class ReadMatrix:
+    """A matrix as a finished artifact computes with it, read through its graphs.
+
+    Attributes:
+        claim: what the artifact says that it is.
+        folded: constants went into its numbers, as the artifact says: they are nobody's any more.
+        values: [O, I] as stored: int8, float16 or float32.
+        scales: float32 [O], what multiplies the rows' results behind the op; None if nothing does.
+        places: the ops that read these values with these scales.
+        fault: why it can't be read like this, or empty; then values and scales are empty too.
+    """
+
+    claim: RowsOf
+    folded: bool
+    values: NDArray[Any]
+    scales: NDArray[np.float32] | None
+    places: tuple[Place, ...]
+    fault: str = ""
+
+
 class Target(Protocol):
     """One format with its runtime."""
 
@@ -221,3 +271,18 @@ class Target(Protocol):
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """Further runtimes that users of this format may have."""
+
+
+@runtime_checkable
+class ReadsWeights(Protocol):
+    """A target that can read matrices back from what it wrote; of others the report says that none were compared."""
+
+    def read_matrices(self, folder: Path) -> Iterator[ReadMatrix]:
+        """Every matrix of a finished artifact that can be compared, or that a number format below float32 is for.
+
+        It tells what the files hold and how their graphs use it, and trusts nothing that the target itself knew when it
+        wrote them. What a matrix is called in the files is the only thing taken from there.
+
+        Raises:
+            BadInput: the files are damaged.
+        """

@@ -84,6 +84,9 @@ def test_a_tflite_build_keeps_its_promises(weights, checkpoint, tmp_path):
         loss = parity["scheme_loss"]
         assert parity["max_abs"] < loss["max_abs"] / 2 and parity["kl"] < loss["kl"] / 5
         assert parity["argmax_equal"] > loss["argmax_equal"] * parity["steps"]
+        # All that is int8: of each block five of attention and three of the lanes (of the last, two), two tables, two
+        # matrices a site; every byte of them and of their scales. Not the MLP's two, which take constants in.
+        assert parity["weights"] == {"matrices": 8 * 20 - 1 + 2 + 2 * 5, "bytes": 122_739_008, "folded": 2 * 20}
     assert artifact["nodes"]["decode"] <= 3600
     assert set(artifact["signatures"]) == {"decode", "prefill_64", "prefill_128"}
     for name, signature in artifact["signatures"].items():
@@ -111,9 +114,9 @@ def own_bytes(path):
     from needle_export.targets.tflite import analysis
 
     seen, found = {(0, 0)}, {}
-    with analysis._mapped(path) as (data, model):
+    with analysis.mapped(path) as (data, model):
         for graph in analysis.read_graph(path):
-            spans = {analysis._span(data, model.Buffers(t.buffer)) for t in graph.tensors if t.constant} - seen
+            spans = {analysis.span_of(data, model.Buffers(t.buffer)) for t in graph.tensors if t.constant} - seen
             seen |= spans
             found[graph.name] = sum(size for _, size in spans)
     return found

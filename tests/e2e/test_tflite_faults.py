@@ -32,8 +32,12 @@ interpreters = pytest.importorskip("ai_edge_litert.interpreter")
 
 
 @pytest.fixture
-def build(builds, tmp_path):
-    """A build with one prefill length into a folder of its own, which must stay away if it fails."""
+def build(builds, tmp_path, monkeypatch):
+    """A build with one prefill length into a folder of its own, which must stay away if it fails.
+
+    Its matrices are not compared, so that what is found here is found by running the file.
+    """
+    monkeypatch.setattr(pipeline, "_compare_weights", lambda *arguments: None)
     return lambda **changes: pipeline.build(
         options(builds.checkpoint, tmp_path / "dist", **{"buckets": (16,), **changes}), QUIET
     )
@@ -120,7 +124,7 @@ def test_a_failed_build_leaves_the_earlier_one(builds, tmp_path, monkeypatch):
     assert pipeline.verify(out, checkpoint=None, progress=QUIET)
 
 
-# Int8: what its wider tolerance still tells apart
+# Int8: what its wider tolerance still tells apart. Smaller errors of a weight are found in test_tflite_weights.py.
 
 
 def test_int8_with_the_other_rounding_of_inputs_is_refused(build, tmp_path, monkeypatch):

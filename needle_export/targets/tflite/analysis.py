@@ -104,8 +104,12 @@ class Partitions:
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[tuple[mmap.mmap, Any]]:
-    """The file's bytes, mapped, and the model in them."""
+def mapped(path: Path) -> Iterator[tuple[mmap.mmap, Any]]:
+    """The file's bytes, mapped, and the model in them.
+
+    Raises:
+        BadInput: the file isn't there, isn't a TFLite model, or is damaged where the caller reads it.
+    """
     from ai_edge_litert import schema_py_generated as schema
 
     try:
@@ -129,7 +133,7 @@ def read_graph(path: Path) -> tuple[Graph, ...]:
     Raises:
         BadInput: the file isn't there, isn't a TFLite model, or is damaged.
     """
-    with _mapped(path) as (data, model):
+    with mapped(path) as (data, model):
         names = _Names(model)
         graphs = []
         for at in range(model.SignatureDefsLength()):
@@ -157,11 +161,11 @@ def count_ops(graph: Graph) -> dict[str, int]:
 
 def metadata(path: Path, key: str) -> str | None:
     """The text that the file carries under a key, or None."""
-    with _mapped(path) as (data, model):
+    with mapped(path) as (data, model):
         for at in range(model.MetadataLength()):
             entry = model.Metadata(at)
             if entry.Name() == key.encode():
-                start, size = _span(data, model.Buffers(entry.Buffer()))
+                start, size = span_of(data, model.Buffers(entry.Buffer()))
                 return data[start : start + size].decode()
     return None
 
@@ -171,14 +175,14 @@ def buffer_bytes(path: Path) -> tuple[int, int]:
 
     Metadata lies in buffers too and isn't counted.
     """
-    with _mapped(path) as (data, model):
+    with mapped(path) as (data, model):
         used = {
             subgraph.Tensors(i).Buffer()
             for subgraph in (model.Subgraphs(at) for at in range(model.SubgraphsLength()))
             for i in range(subgraph.TensorsLength())
         }
         # By place: two buffers may point at the same bytes.
-        spans = {_span(data, model.Buffers(index)) for index in used}
+        spans = {span_of(data, model.Buffers(index)) for index in used}
         return sum(size for _, size in spans), len(data)
 
 
@@ -203,7 +207,7 @@ def partitions(path: Path, name: str, *, threads: int = 1) -> Partitions:
     """
     with tempfile.TemporaryDirectory(prefix="needle-export-") as folder:
         opened = path
-        with _mapped(path) as (data, model):
+        with mapped(path) as (data, model):
             index = _subgraph_of(model, name, path)
             if index:
                 opened = Path(folder) / "first.tflite"
@@ -307,7 +311,7 @@ def _tensor(data: mmap.mmap, model: Any, names: _Names, tensor: Any) -> TensorIn
     # The plain shape has 1 where a size is unknown; the signature, where there is one, has -1.
     shape = _numbers(tensor.ShapeSignatureAsNumpy()) or _numbers(tensor.ShapeAsNumpy())
     dtype = names.dtype(tensor)
-    _, size = _span(data, model.Buffers(tensor.Buffer()))
+    _, size = span_of(data, model.Buffers(tensor.Buffer()))
     constant = size > 0 and not tensor.IsVariable()
     return TensorInfo(
         name=(tensor.Name() or b"").decode(),
@@ -337,7 +341,7 @@ def _named(entry: Any, count: int) -> dict[str, int]:
     return {entry(i).Name().decode(): entry(i).TensorIndex() for i in range(count)}
 
 
-def _span(data: mmap.mmap, buffer: Any) -> tuple[int, int]:
+def span_of(data: mmap.mmap, buffer: Any) -> tuple[int, int]:
     """Where a buffer's bytes start in the file, and how many there are."""
     # Beyond 2 GB a file keeps them behind the flatbuffer; offsets 0 and 1 stand for "not so".
     if buffer.Offset() > 1:
@@ -364,7 +368,7 @@ def _put_first(data: mmap.mmap, model: Any, index: int, copy: Path) -> None:
     constants are axes and shapes, which do matter. The copy's signatures, and ops that call a
     subgraph by its number, would reach the wrong one: neither is run.
     """
-    holes = sorted(_span(data, model.Buffers(i)) for i in range(model.BuffersLength()))
+    holes = sorted(span_of(data, model.Buffers(i)) for i in range(model.BuffersLength()))
     with copy.open("wb") as out:
         start = 0
         for hole, size in holes:

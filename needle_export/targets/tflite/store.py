@@ -13,6 +13,7 @@ from litert_converter.mlir import ir
 
 from needle_export.graph.program import CONSTANT, Part, Weight
 from needle_export.targets.tflite import buffers
+from needle_export.targets.tflite.readback import tensor_name
 from needle_export.weights.int8 import quantize_rows
 
 #: Matrices with fewer elements stay float32: converting their input at every step would cost more than the bytes.
@@ -83,14 +84,17 @@ class WeightStore:
 
         reason = self._why_float(weight, data.size)
         if self.scheme == "fp32" or reason:
-            return Matrix(self.plain(weight, data if factor is None else data * factor[:, None], reason), None)
+            data = data if factor is None else data * factor[:, None]
+            with _called(weight, weight.folded or factor is not None):
+                return Matrix(self.plain(weight, data, reason), None)
         if self.scheme == "fp16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
             self._note(digest, Stored(_short(weight.name), "float16", weight.parts))
             half = _constant("tfl.pseudo_const", kind, value=attribute)
             wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
-            value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
+            with _called(weight, weight.folded):
+                value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
             return Matrix(Ref(value, data.shape), factor)
         return self._int8(weight, data, factor)
 
@@ -109,7 +113,8 @@ class WeightStore:
         self._note(digest, Stored(_short(weight.name), "int8", weight.parts))
         shape = "x".join(map(str, data.shape))
         kind = ir.Type.parse(f"tensor<{shape}x!quant.uniform<i8<-127:127>:f32, 1.0>>")
-        value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
+        with _called(weight, weight.folded):
+            value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
         attribute, _, digest = self._attribute(scales)
         shared = tuple(replace(p, elements=max(1, p.elements // data.shape[1])) for p in weight.parts)
         self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared))
@@ -148,6 +153,11 @@ def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Itera
 
 def _constant(op: str, kind: Any, **attributes: Any) -> Any:
     return ir.Operation.create(op, results=[kind], attributes=attributes).result
+
+
+def _called(weight: Weight, folded: bool) -> Any:
+    """While active, a constant is named after the weight: by that name it is found in the file and compared."""
+    return ir.Location.name(tensor_name(_short(weight.name), folded))
 
 
 def _element(dtype: Any) -> Any:

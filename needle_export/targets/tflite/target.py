@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from needle_export.targets.base import (
     LoweringOptions,
     OtherRuntime,
     Programs,
+    ReadMatrix,
     SignatureFacts,
     Tokens,
 )
@@ -134,6 +135,12 @@ class TfliteTarget:
                     seen.add((found.rule, found.op))
                     facts.lint.append(finding)
         return facts
+
+    def read_matrices(self, folder: Path) -> Iterator[ReadMatrix]:
+        """Every matrix of ``model.tflite``, read through its graphs."""
+        from needle_export.targets.tflite.readback import read_matrices
+
+        return read_matrices(folder / contract.FILE_NAME)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """tflite-runtime 2.14, which many shipped apps still link; in a Python of its own."""

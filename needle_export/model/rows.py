@@ -1,0 +1,84 @@
+"""The numbers that the reference computes with, matrix by matrix and row by row: what an artifact's must be.
+
+They come from the checkpoint by way of the reference alone: no target, and nothing that a target wrote, has a part in
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from needle_export.model.dynamic import Quantized, matrices_of
+from needle_export.model.step import Step, factor_of, parameter_sources
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of the reference as a number format has it.
+
+    Attributes:
+        tensor: of the checkpoint, with the site's number where each site has one.
+        role, layer: of it; -1: of no block.
+        rows: O.
+        dtype: ``int8``, ``float16`` or ``float32``.
+        load: values [O, I] in that format, and the factors [O] of the rows' results, or None where they have none.
+    """
+
+    tensor: str
+    role: str
+    layer: int
+    rows: int
+    dtype: str
+    load: Callable[[], tuple[NDArray[Any], NDArray[np.float32] | None]]
+
+
+def matrices(
+    step: Step, halves: Collection[tuple[str, int]], quantized: Mapping[int, list[Quantized]]
+) -> dict[tuple[str, int], Matrix]:
+    """Every matrix of a step, by the parameter's path (without the step's ``net.``) and site (-1: not one of several).
+
+    Args:
+        step: with its parameters rounded already.
+        halves: (checkpoint tensor, layer) of those in half precision.
+        quantized: as ``quantize_parameters`` returned them.
+    """
+    parameters, sources = dict(step.named_parameters()), parameter_sources(step)
+    found = {}
+    for path, value in parameters.items():
+        if path not in sources or value.dim() not in (2, 3):
+            continue
+        source, role, layer = sources[path]
+        factor = parameters.get(factor_of(path) or "")
+        integers = quantized.get(value.data_ptr())
+        for site, matrix in enumerate(matrices_of(source, value)):
+            several = value.dim() == 3
+            tensor = source.replace("engrams/", f"engrams_{site}/") if several else source
+            load = partial(_floats, matrix, (source, layer) in halves, factor)
+            dtype = "float16" if (source, layer) in halves else "float32"
+            if integers is not None:
+                dtype, load = "int8", partial(_integers, *integers[site], factor)
+            key = (path.removeprefix("net."), site if several else -1)
+            found[key] = Matrix(tensor, role, layer, len(matrix), dtype, load)
+    return found
+
+
+def _integers(
+    values: Tensor, scales: Tensor, factor: Tensor | None
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    return values.numpy(), (scales if factor is None else scales * factor).numpy()
+
+
+def _floats(
+    matrix: Tensor, halved: bool, factor: Tensor | None
+) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    # In halves the parameter is rounded already, so that this changes no value.
+    values = (matrix.half() if halved else matrix).contiguous().numpy()
+    return values, None if factor is None else torch.full((len(matrix),), float(factor)).numpy()

@@ -1,0 +1,192 @@
+"""The matrices of a finished file as its graphs use them: what each op multiplies by, and what multiplies behind it.
+
+Everything is read from the file. Of what was known when it was written only a name is left: a matrix is called after
+the parameters whose rows it holds, and whether that is true is for the comparison to find out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export.targets.base import Place, ReadMatrix, RowsOf
+from needle_export.targets.tflite.analysis import Graph, Op, mapped, read_graph, span_of
+
+#: Ops that read a matrix row by row, as their second input: [O, I] or a table.
+_PRODUCT, _LOOKUP = "FULLY_CONNECTED", "EMBEDDING_LOOKUP"
+
+#: How elements lie in the file.
+_DTYPES = {"int8": np.int8, "float16": np.float16, "float32": np.float32}
+
+#: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y. The converter appends a running
+#: number to a name that it meets again, and drops one that ends in a colon.
+_NAME = re.compile(r"(rows|folded)\((.+?)(?:\[(\d*):(\d+)\])?(?:\.(\d+))?\)\d*")
+
+#: As the builder names ops: the block first.
+_BLOCK = re.compile(r"layers\.(\d+)/")
+
+_Span = tuple[int, int]
+
+
+def tensor_name(name: str, folded: bool) -> str:
+    """What the tensor of a matrix is called; :func:`read_matrices` understands it.
+
+    Args:
+        name: of the weight: its parameters' common path once, their last parts with + between, rows and site.
+        folded: whether constants went into the values.
+    """
+    return f"{'folded' if folded else 'rows'}({name})"
+
+
+def parse_name(name: str) -> tuple[RowsOf, bool] | None:
+    """What a tensor's name says that it holds, and whether constants went into it; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    kind, paths, start, stop, site = match.groups()
+    first, *others = paths.split("+")
+    home = first.rpartition(".")[0]
+    parameters = (first, *(f"{home}.{leaf}" for leaf in others))
+    claim = RowsOf(parameters, int(site or -1), int(start or 0), None if stop is None else int(stop))
+    return claim, kind == "folded"
+
+
+def read_matrices(path: Path) -> Iterator[ReadMatrix]:
+    """Every matrix of a file that is named as one, or stored in less than float32; once for each use with other scales.
+
+    One at a time: no more than the largest is held in memory.
+
+    Raises:
+        BadInput: the file isn't there, isn't a TFLite model, or is damaged.
+    """
+    found: dict[tuple[Any, ...], _Use] = {}
+    graphs = read_graph(path)
+    with mapped(path) as (data, model):
+        for number, graph in enumerate(graphs):
+            # A signature's graph has the place of its signature, which may not be the subgraph's.
+            subgraph = model.Subgraphs(model.SignatureDefs(number).SubgraphIndex())
+            spans = [span_of(data, model.Buffers(t.buffer)) for t in graph.tensors]
+            for use in _Reader(graph, spans, subgraph).uses():
+                key = (use.claim, use.folded, use.shape, use.dtype, use.values, use.scales, use.fault)
+                if key in found:
+                    found[key].places += use.places
+                else:
+                    found[key] = use
+    for use in found.values():
+        values, scales = np.empty((0, 0), np.int8), None
+        if not use.fault:
+            values = _load(path, use.values, use.dtype).reshape(use.shape)
+            scales = None if use.scales is None else _load(path, use.scales, "float32")
+        yield ReadMatrix(use.claim, use.folded, values, scales, tuple(use.places), use.fault)
+
+
+def _load(path: Path, span: _Span, dtype: str) -> NDArray[Any]:
+    """Read, not mapped: pages of a map would stay in memory until somebody else needs it."""
+    kind = np.dtype(_DTYPES[dtype])
+    return np.fromfile(path, kind, span[1] // kind.itemsize, offset=span[0])
+
+
+@dataclass
+class _Use:
+    """A matrix and its scales by their places in the file, and the ops that use them so."""
+
+    claim: RowsOf
+    folded: bool
+    shape: tuple[int, ...]
+    dtype: str
+    values: _Span
+    scales: _Span | None = None
+    fault: str = ""
+    places: list[Place] = field(default_factory=list)
+
+
+class _Reader:
+    """One graph.
+
+    Args:
+        spans: of each tensor's constant data; (0, 0) where it has none.
+        subgraph: the same in the file, for what a graph's tensors don't tell.
+    """
+
+    def __init__(self, graph: Graph, spans: list[_Span], subgraph: Any) -> None:
+        self.graph = graph
+        self.spans = spans
+        self.subgraph = subgraph
+        self.readers: dict[int, list[Op]] = {}
+        self.makers: dict[int, Op] = {}
+        for op in graph.ops:
+            for tensor in dict.fromkeys(op.inputs):
+                self.readers.setdefault(tensor, []).append(op)
+            for tensor in op.outputs:
+                self.makers[tensor] = op
+
+    def uses(self) -> Iterator[_Use]:
+        """Each op that reads a matrix."""
+        for index, tensor in enumerate(self.graph.tensors):
+            if not tensor.constant:
+                continue
+            if tensor.dtype == "float16":
+                # Widened by an op of its own, whose result carries the name.
+                for wide in self.readers.get(index, []):
+                    yield from self._of(index, wide.outputs[0] if wide.name == "DEQUANTIZE" else index)
+            elif tensor.dtype == "int8" or parse_name(tensor.name):
+                yield from self._of(index, index)
+
+    def _of(self, stored: int, read: int) -> Iterator[_Use]:
+        """Uses of a constant under another tensor, which is itself or what widens it."""
+        constant, named = self.graph.tensors[stored], self.graph.tensors[read].name
+        claim, folded = parse_name(named) or (RowsOf((named,)), False)
+        for op in self.readers.get(read, []):
+            use = _Use(claim, folded, constant.shape, constant.dtype, self.spans[stored])
+            use.places.append(self._place(op))
+            if len(constant.shape) != 2 or op.name not in (_PRODUCT, _LOOKUP) or op.inputs[1] != read:
+                use.fault = f"{op.name} reads it, not as a matrix of rows"
+            elif constant.dtype == "int8" and not self._bare(stored):
+                use.fault = "its tensor has a scale other than 1, or a zero point"
+            else:
+                use.scales = self._scales(op, constant.shape[0])
+                if use.scales is None and constant.dtype == "int8":
+                    use.fault = "no MUL behind the op applies scales of its rows"
+            yield use
+
+    def _place(self, op: Op) -> Place:
+        name = self.graph.tensors[op.outputs[0]].name
+        block = _BLOCK.search(name)
+        return Place(f"{name} of {self.graph.name}", int(block.group(1)) if block else -1)
+
+    def _bare(self, index: int) -> bool:
+        """Whether a tensor's own quantisation is the identity."""
+        own = self.subgraph.Tensors(index).Quantization()
+        if own is None or own.ScaleLength() != 1 or own.ZeroPointLength() > 1:
+            return False
+        return bool(own.Scale(0) == 1.0 and (own.ZeroPointLength() == 0 or own.ZeroPoint(0) == 0))
+
+    def _scales(self, op: Op, rows: int) -> _Span | None:
+        """Where the factors lie that multiply the rows' results, if a MUL alone reads them and has a factor a row.
+
+        Of a table that is a MUL with what a second lookup of the same indices gives.
+        """
+        result = op.outputs[0]
+        behind = self.readers.get(result, [])
+        if len(behind) != 1 or behind[0].name != "MUL" or result in self.graph.outputs.values():
+            return None
+        factors = [i for i in behind[0].inputs if i != result]
+        if len(factors) != 1:
+            return None  # its square
+        factor = factors[0]
+        if op.name == _LOOKUP:
+            second = self.makers.get(factor)
+            if second is None or second.name != _LOOKUP or second.inputs[0] != op.inputs[0]:
+                return None
+            factor = second.inputs[1]
+        tensor = self.graph.tensors[factor]
+        wanted = (rows, 1) if op.name == _LOOKUP else (rows,)
+        if not tensor.constant or tensor.dtype != "float32" or tensor.shape != wanted:
+            return None
+        return self.spans[factor]

@@ -1,0 +1,203 @@
+"""The comparison of matrices finds and names what isn't the reference's."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from needle_export.measure import weights
+from needle_export.targets.base import Place, ReadMatrix, RowsOf
+
+HERE = (Place("matmul_1 of decode", 2),)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a reference."""
+
+    tensor: str
+    role: str
+    layer: int
+    values: Any
+    scales: Any = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.values.dtype.name)
+
+    def load(self) -> Any:
+        return self.values, self.scales
+
+
+def integers(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(-127, 128, (rows, 6), dtype=np.int8), rng.random(rows, np.float32) + 0.5
+
+
+REFERENCE = {
+    ("layers.2.q", -1): Matrix("q", "routing", 2, *integers(4, 0)),
+    ("layers.2.k", -1): Matrix("k", "routing", 2, *integers(3, 1)),
+    ("layers.3.k", -1): Matrix("k", "routing", 3, *integers(3, 2)),
+    ("memory", 0): Matrix("memory_0", "memory", -1, *integers(3, 3)),
+    ("memory", 1): Matrix("memory_1", "memory", -1, *integers(3, 4)),
+}
+
+
+def stored(*keys: tuple[str, int], start: int = 0, stop: int | None = None, places: Any = HERE) -> ReadMatrix:
+    """What an artifact should hold of these matrices of the reference."""
+    found = [REFERENCE[key] for key in keys]
+    claim = RowsOf(tuple(path for path, _ in keys), keys[0][1], start, stop)
+    rows = slice(start, stop)
+    values, scales = (np.concatenate([getattr(m, part) for m in found])[rows] for part in ("values", "scales"))
+    return ReadMatrix(claim, False, values, scales, places)
+
+
+def good() -> list[ReadMatrix]:
+    """All of the reference: two matrices merged and cut inside the second, the others by themselves."""
+    merged = ("layers.2.q", -1), ("layers.2.k", -1)
+    return [
+        stored(*merged, stop=5),
+        stored(*merged, start=5),
+        stored(("layers.3.k", -1), places=(Place("matmul_9 of decode", 3), Place("elsewhere", -1))),
+        stored(("memory", 0)),
+        stored(("memory", 1)),
+    ]
+
+
+def fault(changed: list[ReadMatrix]) -> str:
+    found = weights.compare(changed, REFERENCE).fault()
+    assert found is not None
+    return found
+
+
+def with_part(at: int, **changes: Any) -> list[ReadMatrix]:
+    matrices = good()
+    return [*matrices[:at], dataclasses.replace(matrices[at], **changes), *matrices[at + 1 :]]
+
+
+def test_all_equal() -> None:
+    found = weights.compare(good(), REFERENCE)
+    assert found.fault() is None
+    assert found.table() == {"matrices": 5, "bytes": 16 * (6 + 4), "folded": 0}
+    # Rows that are stored twice, as those of a tied table, count once.
+    assert weights.compare([*good(), *good()], REFERENCE).table() == found.table()
+
+
+def test_a_value_in_a_part_behind_the_first() -> None:
+    values = good()[1].values.copy()
+    values[1, 4] += 1
+    said = fault(with_part(1, values=values))
+    wanted = REFERENCE["layers.2.k", -1].values[2, 4]
+    assert said == (
+        f"k of block 2 (routing): 1 of 2 rows differ, row 2 first, where 1 of 6 values differ"
+        f" (at 4: {values[1, 4]} and not {wanted})"
+    )
+
+
+def test_a_scale() -> None:
+    scales = good()[2].scales
+    assert scales is not None
+    moved = np.nextafter(scales, np.float32(9))
+    said = fault(with_part(2, scales=moved))
+    assert said.startswith("k of block 3 (routing): 3 of 3 rows differ, row 0 first, whose scale is ")
+    assert said.endswith(f" is {moved[0]:.9g} and not {scales[0]:.9g}")
+    assert fault(with_part(2, scales=None)).startswith("k of block 3 (routing): no scales")
+
+
+def test_rows_exchanged_within_a_matrix_and_between_sites() -> None:
+    first, second = good()[3], good()[4]
+    assert first.scales is not None
+    order = [0, 2, 1]
+    said = fault(with_part(3, values=first.values[order], scales=first.scales[order]))
+    assert said == "memory_0 (memory): 2 of 3 rows differ, row 1 first, which holds row 2"
+    said = fault(with_part(3, values=second.values, scales=second.scales))
+    assert said == "memory_0 (memory): 3 of 3 rows differ, row 0 first, which holds row 0 of memory_1 (memory)"
+
+
+def test_an_op_of_another_block() -> None:
+    assert fault(with_part(2, places=HERE)) == "matmul_1 of decode reads k of block 3 (routing)"
+
+
+def test_equal_matrices_may_be_one_constant() -> None:
+    """Under the name of one of them, as a compiler makes them."""
+    twins = {**REFERENCE, ("layers.3.k", -1): dataclasses.replace(REFERENCE["layers.2.k", -1], layer=3)}
+    twins["memory", 1] = dataclasses.replace(REFERENCE["memory", 0], tensor="memory_1")
+    both = (*HERE, Place("matmul_9 of decode", 3))
+    matrices = [dataclasses.replace(m, places=both) if "layers.2.k" in m.claim.parameters else m for m in good()]
+    # q has no twin in that block.
+    assert weights.compare(matrices[:2], twins).fault() == "matmul_9 of decode reads q of block 2 (routing)"
+    alone = [stored(("layers.2.q", -1)), dataclasses.replace(stored(("layers.2.k", -1)), places=both), good()[3]]
+    assert weights.compare(alone, twins).table()["matrices"] == 5
+    # A last bit apart, and they aren't.
+    values = twins["layers.3.k", -1].values.copy()
+    values[2, 5] ^= 1
+    twins["layers.3.k", -1] = dataclasses.replace(twins["layers.3.k", -1], values=values)
+    assert weights.compare(alone, twins).fault() == "matmul_9 of decode reads k of block 2 (routing)"
+
+
+def test_what_no_op_reads() -> None:
+    assert fault(good()[:-1]) == "memory_1 (memory) is read by no op of the artifact"
+    assert fault([good()[0], *good()[2:]]) == "k of block 2 (routing): row 1 is read by no op of the artifact"
+    # What stayed in float32 needn't be found by a name.
+    small = {**REFERENCE, ("small", -1): Matrix("small", "norms", -1, np.ones((2, 2), np.float32))}
+    assert weights.compare(good(), small).fault() is None
+
+
+def test_names_that_lead_nowhere() -> None:
+    said = fault(with_part(3, claim=RowsOf(("elsewhere",), 0)))
+    assert said == "the matrix elsewhere, site 0: no matrix of the checkpoint is called so (matmul_1 of decode)"
+    for claim in (RowsOf(("memory",), 0, 0, 4), RowsOf(("memory",), 0, 1), RowsOf(("memory",), 0, 2, 1)):
+        assert "3 rows are stored, not rows" in fault(with_part(3, claim=claim))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_another_format_than_the_references(kind: Any) -> None:
+    values = good()[3].values.astype(kind)
+    assert f"memory_0 (memory) is stored as {values.dtype.name} [3, 6], not int8 [3, 6]" in fault(
+        with_part(3, values=values)
+    )
+    assert "int8 [3, 5], not int8 [3, 6]" in fault(with_part(3, values=good()[3].values[:, :5]))
+
+
+def test_what_cannot_be_read() -> None:
+    said = fault(with_part(3, fault="GATHER reads it"))
+    assert said == "the matrix memory, site 0: GATHER reads it (matmul_1 of decode)"
+
+
+def test_several_faults_are_counted() -> None:
+    matrices = good()
+    for at in (2, 3):
+        matrices[at] = dataclasses.replace(matrices[at], values=matrices[at].values + np.int8(1))
+    assert fault(matrices).startswith("k of block 3") and fault(matrices).endswith(" (and 1 more)")
+
+
+def test_what_took_constants_in_is_counted_and_excused() -> None:
+    folded = dataclasses.replace(good()[4], folded=True, values=np.zeros((1, 1), np.int8))
+    assert weights.compare([*good(), folded], REFERENCE).table()["folded"] == 1
+    renamed = dataclasses.replace(folded, claim=RowsOf(("memory.scaled",), 1))
+    for matrix in (folded, renamed):
+        assert weights.compare([*good()[:-1], matrix], REFERENCE).fault() is None
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_floats_are_compared_bit_for_bit(kind: Any) -> None:
+    values = np.array([[0.0, 1.5], [2.0, -0.0]], kind)
+    reference = {("w", -1): Matrix("w", "content", 0, values)}
+    factors = np.ones(2, np.float32)
+    # A factor behind a product whose matrix has none belongs to something else.
+    for scales in (None, factors):
+        read = ReadMatrix(RowsOf(("w",)), False, values, scales, (Place("op", 0),))
+        assert weights.compare([read], reference).table() == {"matrices": 1, "bytes": values.nbytes, "folded": 0}
+    negative = dataclasses.replace(read, values=values * np.array([[-1, 1], [1, 1]], kind))
+    assert "row 0 first" in str(weights.compare([negative], reference).fault())
+    scaled = {("w", -1): Matrix("w", "lanes", 0, values, factors * 3)}
+    said = str(weights.compare([read], scaled).fault())
+    assert said == "w of block 0 (lanes): 2 of 2 rows differ, row 0 first, whose scale is 1 and not 3"
