@@ -98,6 +98,8 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
     ]
     if parity := _parity_line(artifact.parity):
         out.append(Fact("parity", parity))
+    if weights := _weights_line(artifact.parity):
+        out.append(Fact("weights", weights))
     out += _latency_facts(artifact.latency)
     context = report.options.get("context")
     at = f", for {whole(context)} tokens" if isinstance(context, int) else ""
@@ -136,6 +138,20 @@ def _parity_line(parity: Mapping[str, Any]) -> str:
     if (sqnr := number("sqnr_db")) is not None:
         parts.append(f"SQNR {sqnr:.0f} dB")
     return ", ".join(parts)
+
+
+def _weights_line(parity: Mapping[str, Any]) -> str:
+    """What of the stored numbers was compared; nothing where the report doesn't say."""
+    if "weights" not in parity:
+        return ""
+    compared = parity["weights"]
+    if not isinstance(compared, Mapping):
+        return "not compared with the checkpoint's: this target doesn't read them back"
+    counts = [compared.get(key) for key in ("matrices", "bytes", "folded")]
+    matrices, stored, folded = (count if isinstance(count, int) else 0 for count in counts)
+    noun = "matrix" if matrices == 1 else "matrices"
+    line = f"{whole(matrices)} {noun}, {size(stored)}: the checkpoint's in every bit"
+    return line + (f"; {whole(folded)} more with constants folded in, which only logits tell of" if folded else "")
 
 
 def _latency_facts(latency: Latency | None) -> list[Fact]:
