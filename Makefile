@@ -68,8 +68,8 @@ $(ONNX_STAMP): $(VENV_STAMP) pyproject.toml
 	@touch $@
 
 $(FULL_STAMP): $(ONNX_STAMP) pyproject.toml
-	@echo "Installing what the tests need: litert-torch and the JAX oracle among it."
-	$(PIP) install $(QUIET) -e '.[onnx,tflite,test,oracle]'
+	@echo "Installing what the tests need: litert-torch, coremltools and the JAX oracle among it."
+	$(PIP) install $(QUIET) -e '.[all,test,oracle]'
 	@touch $@
 
 # Where there is no wheel the stamp stays away, so this says so each time; the tests that need it are skipped.

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,17 +19,21 @@ from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
 from needle_export.graph.program import Program
 from needle_export.graph.promises import check, check_head, promises
+from needle_export.graph.run import Stepper, round_floats
 from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace, trace_head
 from needle_export.measure import parity
 from needle_export.model import rows
 from needle_export.model.dynamic import DynamicProducts, Quantized, quantize_parameters
 from needle_export.model.network import Needle
+from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
+from needle_export.weights.forms import Form
 from needle_export.weights.int8 import Activations
+from needle_export.weights.scheme import Scheme
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,9 @@ MAX_CHUNK = 128
 
 #: How often the reference runs with its last bits moved.
 _JITTERS = 3
+
+#: Tokens that show what half precision of all weights costs; the program takes them one by one.
+_HALF_PROBE = 48
 
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
@@ -57,38 +63,6 @@ class InnerRunner(Protocol):
 
     def streams(self) -> dict[int, NDArray[np.float32]]:
         """Streams of the last call."""
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """What an artifact's numbers are, as far as its reference must follow them.
-
-    Attributes:
-        halves: (checkpoint tensor, layer) of weights stored in half precision.
-        int8: the same of weights stored as int8 rows.
-        activations: how the runtime rounds the inputs of int8 matrices, or None.
-    """
-
-    halves: tuple[tuple[str, int], ...] = ()
-    int8: tuple[tuple[str, int], ...] = ()
-    activations: Activations | None = None
-
-    def record(self) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "halves": [list(pair) for pair in self.halves],
-            "int8": [list(pair) for pair in self.int8],
-            "activations": self.activations,
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Scheme:
-        """The inverse of :meth:`record`; what an earlier report lacks is empty."""
-
-        def pairs(key: str) -> tuple[tuple[str, int], ...]:
-            return tuple((str(source), int(layer)) for source, layer in record.get(key) or ())
-
-        return cls(pairs("halves"), pairs("int8"), record.get("activations"))
 
 
 class Compiler:
@@ -127,6 +101,8 @@ class Compiler:
         self.sensitivity: parity.Sensitivity | None = None
         #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
         self.products: Callable[..., Any] = nullcontext
+        #: The decode program with the numbers of the files, where those are no checkpoint tensor's.
+        self.stored_program: Program | None = None
         self.places: dict[str, list[tuple[str, int]]] = {}
         self.left: dict[str, list[Left]] = {}
         with progress.stage("load the reference"):
@@ -234,21 +210,29 @@ class Compiler:
 
     # --- the reference -----------------------------------------------------------------------------
 
-    def use_stored_weights(self, weights: Iterable[StoredWeight], activations: Activations | None) -> None:
+    def use_stored_weights(
+        self, weights: Iterable[StoredWeight], activations: Activations | None, half: bool = False
+    ) -> None:
         """Round the reference's weights as the artifact's are, compute as its runtime does, and measure the cost.
 
         Args:
             activations: how the runtime rounds the inputs of int8 matrices, or None where there are none.
+            half: whether everything that isn't compressed is stored in half precision.
         """
         listed: dict[str, set[tuple[str, int]]] = {"float16": set(), "int8": set()}
+        forms: set[tuple[str, int, str]] = set()
         for weight in weights:
             if weight.dtype in listed:
                 listed[weight.dtype] |= {(s.source, s.layer) for s in weight.shares}
+            elif Form.parse(weight.dtype) is not None:
+                forms |= {(s.source, s.layer, weight.dtype) for s in weight.shares}
         self._use(
             Scheme(
-                halves=tuple(sorted(listed["float16"])),
+                halves=() if half else tuple(sorted(listed["float16"])),
                 int8=tuple(sorted(listed["int8"])),
                 activations=activations if listed["int8"] else None,
+                forms=tuple(sorted(forms)),
+                half=half,
             )
         )
 
@@ -258,7 +242,7 @@ class Compiler:
 
     def _use(self, scheme: Scheme) -> None:
         self.scheme = scheme
-        if not scheme.halves and not scheme.int8:
+        if scheme == Scheme():
             return
         step = Step(self.net, self.context)
         sources, halves = parameter_sources(step), set(scheme.halves)
@@ -273,8 +257,15 @@ class Compiler:
             if scheme.activations is not None:
                 self._quantized = quantize_parameters(tensors, sources, set(scheme.int8))
                 self.products = partial(DynamicProducts, self._quantized, scheme.activations)
-            with self.products():
-                after = self.net(probe.unsqueeze(0))[0].numpy()
+            round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
+        if scheme.half:
+            # Traced anew, so that constants are folded into the rounded weights.
+            self.stored_program = self.program(1)
+            round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
+            probe = probe[:_HALF_PROBE]
+            before = before[:_HALF_PROBE]
+        with torch.inference_mode(), self.products():
+            after = self._logits(probe)
         self.scheme_loss = {
             "max_abs": float(np.abs(before - after).max()),
             "kl": float(parity.kl(before, after).mean()),
@@ -309,7 +300,22 @@ class Compiler:
                 self.sensitivity = self._sensitivity(cases)
         return cases
 
+    def _logits(self, tokens: torch.Tensor) -> NDArray[np.float32]:
+        """Of a sequence [T], under the scheme in use: [T, V]."""
+        if self.stored_program is not None:
+            return self._stepper().feed(tokens.numpy())
+        logits: NDArray[np.float32] = self.net(tokens.unsqueeze(0))[0].numpy()
+        return logits
+
+    def _stepper(self) -> Stepper:
+        assert self.stored_program is not None
+        return Stepper(self.stored_program, empty_state(self.states))
+
     def _run(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+        if self.stored_program is not None:
+            stepper = self._stepper()
+            logits = stepper.feed(tokens)
+            return logits, self._cut(stepper.state, len(tokens))
         sequence = torch.from_numpy(tokens)
         # What a probe head answers at the end is compared as a state is.
         state = self._state(sequence)
@@ -338,15 +344,26 @@ class Compiler:
         for start in range(0, len(tokens), chunk):
             piece = tokens[start : start + chunk]
             _, state = self.net.step(piece, torch.tensor([start]), state, self.context, self.heads)
-        rows = len(tokens)
+        return self._cut(state, len(tokens))
+
+    def _cut(self, state: Mapping[str, torch.Tensor], rows: int) -> dict[str, NDArray[Any]]:
         return {s.name: (state[s.name][:rows] if s.cache else state[s.name]).numpy() for s in self.states}
+
+    def _streams(self, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """The stream behind each block [T, n, C], of the first ``count`` tokens at least."""
+        if self.stored_program is None:
+            return list(self.net.streams(tokens)[1:])
+        stepper = self._stepper()
+        steps = [stepper.step(int(t))[1] for t in tokens[:count]]
+        # A block whose stream nothing reads is left out, as the artifact leaves it out.
+        return [torch.cat([s[block] for s in steps]) for block in sorted(steps[0])]
 
     def locate(self, runner: InnerRunner, case: parity.Case, tolerance: float) -> str:
         """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
-        with torch.inference_mode(), self.products():
-            streams = self.net.streams(torch.from_numpy(case.tokens))[1:]
         # One call each: a runner shows the streams of its last call.
         first = min(case.prompt, runner.max_chunk)
+        with torch.inference_mode(), self.products():
+            streams = self._streams(torch.from_numpy(case.tokens), first + 1)
         for phase, at in (("prefill", slice(0, first)), ("decode", slice(first, first + 1))):
             if phase == "prefill":
                 runner.reset()

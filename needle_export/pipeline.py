@@ -21,8 +21,8 @@ from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
-from needle_export.errors import BadInput, UsageError, VerificationFailed
-from needle_export.measure import latency, parity, weights
+from needle_export.errors import BadInput, Unsupported, UsageError, VerificationFailed
+from needle_export.measure import latency, parity, rounded, weights
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -36,7 +36,14 @@ from needle_export.report.schema import (
     load_report,
 )
 from needle_export.targets import find_target
-from needle_export.targets.base import LoweringOptions, OtherRuntime, ReadsWeights, RuntimeRefused, Target
+from needle_export.targets.base import (
+    LoweringOptions,
+    OtherRuntime,
+    ReadsWeights,
+    RoundsResults,
+    RuntimeRefused,
+    Target,
+)
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
@@ -67,13 +74,16 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.opset,
             compiler.max_chunk,
             metadata(checkpoint, options),
-            _buckets(options, compiler) if target.fixed_shapes else (),
+            _buckets(options, compiler, target.chunk_multiple(compiler.states)) if target.fixed_shapes else (),
             options.heads,
+            options.os,
         )
         compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
-        compiler.use_stored_weights(compiled.weights, target.activations(options.weights))
+        compiler.use_stored_weights(
+            compiled.weights, target.activations(options.weights), target.half(options.weights)
+        )
         equal = _compare_weights(target, folder, compiler, progress, options.target, "nothing was published")
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
@@ -86,7 +96,8 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.recipe(),
             (describe_artifact(target, options, folder, compiler, compiled, measured, runtimes, dropped, versions()),),
         )
-        if options.bench:
+        # An evaluator's own speed says nothing about a device's.
+        if options.bench and target.status == "verified-on-runtime":
             report = _with_latency(
                 report,
                 folder,
@@ -101,18 +112,25 @@ def build(options: BuildOptions, progress: Progress) -> Report:
     return report
 
 
-def _buckets(options: BuildOptions, compiler: Compiler) -> tuple[int, ...]:
+def _buckets(options: BuildOptions, compiler: Compiler, multiple: int) -> tuple[int, ...]:
     """Prefill lengths: those asked for, or the usual ones that fit, or the longest that does.
 
+    Args:
+        multiple: what a length is a multiple of.
+
     Raises:
-        UsageError: one asked for is longer than a ring of the model.
+        UsageError: one asked for is longer than a ring of the model, or isn't such a multiple.
     """
     limit = compiler.ring_rows or options.context  # a ring is shorter than the context
+    limit -= limit % multiple
     if options.buckets is None:
-        return tuple(b for b in BUCKETS if b <= limit) or (limit,)
+        return tuple(b for b in BUCKETS if b <= limit) or ((limit,) if limit > 1 else ())
     for bucket in options.buckets:
         if bucket > limit:
             raise UsageError(f"{bucket} tokens are more than the window of {limit}", where="--buckets")
+        if bucket % multiple:
+            fix = f"choose a multiple of {multiple}"
+            raise UsageError(f"a prefill of {bucket} tokens can't be written at once", where="--buckets", fix=fix)
     return options.buckets
 
 
@@ -178,8 +196,16 @@ def bench(
 
     Raises:
         UsageError: a prompt or the number of steps is longer than the context.
+        Unsupported: the artifact's runtime isn't on this machine.
     """
     report = load_report(dist)
+    for artifact in report.artifacts:
+        if find_target(artifact.target).status != "verified-on-runtime":
+            raise Unsupported(
+                f"a {artifact.target} artifact doesn't run here, and the evaluator's speed isn't a device's",
+                where=str(dist),
+                fix="measure it on a device",
+            )
     context = int(_recorded_option(report, "context"))
     for option, length in [("--prompt", n) for n in prompt or ()] + [("--steps", steps)]:
         if length > context:
@@ -247,7 +273,8 @@ def _verify_new(
     progress: Progress,
 ) -> dict[str, Any]:
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
-    tolerance = parity.tolerance_of(options.weights, compiler.sensitivity)
+    rounds = compiler.scheme.activations is not None
+    tolerance = parity.tolerance_of(options.weights, compiler.sensitivity, rounds)
     runner = target.open(folder)
     with progress.stage("verify", len(cases)) as task:
         measured = parity.compare(runner, cases, None, task.advance)
@@ -264,6 +291,9 @@ def _verify_new(
     table["scheme_loss"] = compiler.scheme_loss
     table["scheme"] = compiler.scheme.record()
     table["sensitivity"] = None if compiler.sensitivity is None else asdict(compiler.sensitivity)
+    if isinstance(target, RoundsResults):
+        with progress.stage("round every op", rounded.STEPS) as task:
+            table["rounded"] = rounded.measure_rounded(target.rounded(folder), cases[0], task.advance)
     return table
 
 
@@ -277,7 +307,9 @@ def _runtimes(
 ) -> tuple[RuntimeCheck, ...]:
     """What became of a fresh artifact, verified in its own runtime, in every runtime that its target knows of."""
     tolerance = parity.recorded_tolerance(options.weights, table)
-    checks = [RuntimeCheck(target.runtime, distribution_version(target.runtime), True, True, table["max_abs"], "")]
+    ours = target.status == "verified-by-evaluator"
+    known = __version__ if ours else distribution_version(target.runtime)
+    checks = [RuntimeCheck(target.runtime, known, True, True, table["max_abs"], "")]
     for other in others:
         if other.open is None:
             checks.append(RuntimeCheck(other.name, other.version, None, None, None, other.reason))

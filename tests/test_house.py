@@ -33,6 +33,8 @@ GROUND = frozenset({"errors", "config", "__version__"})
 SHARED = {
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
     ("model.dynamic", "weights.int8"): "what a runtime computes with int8 weights, which the reference follows",
+    ("model.rounding", "weights.forms"): "what a number format makes of a matrix, which the reference follows",
+    ("targets.coreml.store", "weights.forms"): "how a matrix is rounded, the same for every target",
     ("model", "graph.reference"): "the model is written with the functions that the patterns are traced from",
     ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
     ("targets", "graph.program"): "data types: what a target is handed to lower",
@@ -81,6 +83,7 @@ _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
 LOADED_LATE = frozenset(
     [f"targets.onnx.{name}" for name in _LOWERING]
     + [f"targets.tflite.{name}" for name in (*_LOWERING, "probes", "store")]
+    + [f"targets.coreml.{name}" for name in (*_LOWERING, "store")]
 )
 
 #: Third parties by the packages that may import them at all.

@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from needle_export.cli.shared import define, integers, json_option, names, print_report, progress_of, quiet_option
-from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, TARGETS, WEIGHTS, BuildOptions
+from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, SYSTEMS, TARGETS, WEIGHTS, BuildOptions
 
 
 @define("build", "build needle3.safetensors --target onnx --out dist/",
         "build needle3.safetensors --target onnx --layers 8 --lora adapter.safetensors --out dist/",
         "build needle3.safetensors --target tflite --weights int8 --buckets 64,128 --out dist/",
+        "build needle3.safetensors --target coreml --weights fp16 --os ios18 --out dist/",
         "build hf:Cactus-Compute/needle3 --target onnx --weights fp16 --context 2048 --out dist/ --json")
 @click.argument("checkpoint")
 @click.option("--target", type=click.Choice(TARGETS), default="onnx", show_default=True,
@@ -26,12 +27,16 @@ from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, 
 @click.option("--context", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N",
               help="Tokens that the caches hold.")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="fp32", show_default=True,
-              help="Number format of stored weights. Arithmetic stays fp32, but for int8: products are of integers.")
+              help="Number format of stored weights. Arithmetic is fp32 in ONNX and TFLite, but products with int8 are "
+                   "of integers; in Core ML it is fp16 for all but fp32.")
 @click.option("--opset", type=click.Choice(OPSETS),
               help=f"ONNX operator set, {OPSETS[-1]} if left out; older ones run on older runtimes, at a cost that the "
                    "report states.")
+@click.option("--os", type=click.Choice(SYSTEMS),
+              help="Least system that is to run a Core ML package, ios18 if left out; ios17 has no states.")
 @click.option("--buckets", type=integers, metavar="T,T,...",
-              help=f"Prefill lengths of a TFLite file; {','.join(map(str, BUCKETS))} as far as they fit if left out.")
+              help=f"Prefill lengths of a TFLite file or a Core ML package; {','.join(map(str, BUCKETS))} as far as "
+                   "they fit if left out.")
 @click.option("--heads", type=names, default="", metavar="NAME,...",
               help="Probe heads that a TFLite file is to have, such as confidence.")
 @click.option("--keep-confidence", is_flag=True,

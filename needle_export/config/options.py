@@ -8,13 +8,17 @@ from typing import Any
 
 from needle_export.errors import UsageError
 
-SCHEMES = {"onnx": ("fp32", "fp16"), "tflite": ("fp32", "fp16", "int8")}
+SCHEMES = {
+    "onnx": ("fp32", "fp16"),
+    "tflite": ("fp32", "fp16", "int8"),
+    "coreml": ("fp32", "fp16", "int8", "int4", "palette4"),
+}
 """Weight schemes that each target can represent."""
 
 TARGETS = tuple(SCHEMES)
 """Names that ``--target`` takes."""
 
-WEIGHTS = ("fp32", "fp16", "int8")
+WEIGHTS = ("fp32", "fp16", "int8", "int4", "palette4")
 """Names that ``--weights`` takes: how weights lie in the file."""
 
 BUCKETS = (64, 128)
@@ -23,10 +27,22 @@ BUCKETS = (64, 128)
 OPSETS = (21, 23, 24)
 """ONNX operator sets that can be emitted, oldest first."""
 
+SYSTEMS = ("ios17", "ios18", "ios26")
+"""Operating systems that ``--os`` takes, oldest first: the least that is to run a Core ML package."""
+
+DEFAULT_SYSTEM = "ios18"
+"""The first with states and with several functions a package."""
+
+OLD_SYSTEM_SCHEMES = ("fp32", "fp16", "int8")
+"""What a Core ML package can hold before iOS 18, which brought 4-bit blocks and palettes by group."""
+
 MIN_LAYERS = 2
 """The shallowest rung of a ladder."""
 
 MAX_SEED = 2**32 - 1
+
+
+_ARTIFACTS = {"onnx": "an ONNX artifact", "coreml": "a Core ML package"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,7 @@ class BuildOptions:
         lora: an adapter file to merge first, or None.
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
+        os: one of ``SYSTEMS``, of the Core ML target only; None takes ``DEFAULT_SYSTEM``.
         opset: one of ``OPSETS``, of the ONNX target only; None takes the newest.
         buckets: prefill lengths of a target with fixed shapes, ascending; None takes the usual ones that fit.
         heads: probe heads that the artifact is to have, by name.
@@ -62,6 +79,7 @@ class BuildOptions:
     context: int = 1024
     weights: str = "fp32"
     opset: int | None = None
+    os: str | None = None
     buckets: tuple[int, ...] | None = None
     heads: tuple[str, ...] = ()
     keep_confidence: bool = False
@@ -89,17 +107,26 @@ class BuildOptions:
                              where="--keep-confidence", fix="leave it out, or give --lora")
 
     def _check_target_options(self) -> None:
+        if self.target != "coreml" and self.os is not None:
+            raise UsageError(f"the {self.target} target isn't made for an operating system", where="--os",
+                             fix="leave it out, or choose --target coreml")
+        if self.target != "tflite" and self.heads:
+            raise UsageError(f"probe heads aren't part of {_ARTIFACTS[self.target]}", where="--heads",
+                             fix="leave it out, or choose --target tflite")
         if self.target == "onnx":
             if self.buckets is not None:
                 raise UsageError("prefill is of variable length in ONNX", where="--buckets", fix="leave it out")
-            if self.heads:
-                raise UsageError("probe heads aren't part of an ONNX artifact", where="--heads",
-                                 fix="leave it out, or choose --target tflite")
             object.__setattr__(self, "opset", OPSETS[-1] if self.opset is None else self.opset)
             _one_of("--opset", self.opset, OPSETS)
             return
         if self.opset is not None:
             raise UsageError(f"the {self.target} target has no opset", where="--opset", fix="leave it out")
+        if self.target == "coreml":
+            object.__setattr__(self, "os", DEFAULT_SYSTEM if self.os is None else self.os)
+            _one_of("--os", self.os, SYSTEMS)
+            if self.os == SYSTEMS[0] and self.weights not in OLD_SYSTEM_SCHEMES:
+                raise UsageError(f"{self.weights} needs iOS 18", where="--weights",
+                                 fix=f"choose from {', '.join(OLD_SYSTEM_SCHEMES)}, or a newer --os")
         for bucket in self.buckets or ():
             _at_least("--buckets", bucket, 2)
             if bucket > self.context:
@@ -113,7 +140,8 @@ class BuildOptions:
         Input files are left out: the report names them with their hashes.
         """
         return {"target": self.target, "layers": self.layers, "context": self.context,
-                "weights": self.weights, "opset": self.opset, "buckets": self.buckets and list(self.buckets),
+                "weights": self.weights, "opset": self.opset, "os": self.os,
+                "buckets": self.buckets and list(self.buckets),
                 "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
 
 

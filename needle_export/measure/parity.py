@@ -52,18 +52,26 @@ class Sensitivity:
     state: float
 
 
-#: By weight scheme, where both sides compute in float32. Nothing here is loosened for one checkpoint.
-_FLOAT = {
-    "fp32": Tolerance(1e-4, 1e-4, "float32 on both sides; sums are taken in another order"),
-    "fp16": Tolerance(1e-4, 1e-4, "the same halves on both sides, widened to float32 before any arithmetic"),
+#: Where both sides compute in float32, with the same numbers. Nothing here is loosened for one checkpoint.
+_FLOAT = 1e-4
+
+_REASONS = {
+    "fp32": "float32 on both sides; sums are taken in another order",
+    "fp16": "the same halves on both sides, widened to float32 before any arithmetic",
 }
+_SAME = "the same rounded weights on both sides, widened to float32 before any arithmetic"
 
 #: What is allowed beyond the reference's own sensitivity, where inputs of products are rounded at run time.
 SENSITIVITY_FACTOR = 2.0
 
 
-def tolerance_of(weights: str, sensitivity: Sensitivity | None) -> Tolerance:
+def tolerance_of(weights: str, sensitivity: Sensitivity | None, rounds_inputs: bool = False) -> Tolerance:
     """The largest deviations allowed of a scheme.
+
+    Args:
+        weights: scheme.
+        sensitivity: of the reference, where inputs are rounded.
+        rounds_inputs: whether the runtime rounds the inputs of products.
 
     A scheme that rounds the inputs of its products amplifies the last bit: a value at the edge of two levels falls to
     the other one, which the next block's inputs feel. No bound that holds for every model follows from that; the
@@ -72,8 +80,8 @@ def tolerance_of(weights: str, sensitivity: Sensitivity | None) -> Tolerance:
     Raises:
         ValueError: the scheme rounds inputs, and no sensitivity is given.
     """
-    if weights in _FLOAT:
-        return _FLOAT[weights]
+    if not rounds_inputs:
+        return Tolerance(_FLOAT, _FLOAT, _REASONS.get(weights, _SAME))
     if sensitivity is None:
         raise ValueError(f"{weights} needs the reference's sensitivity")
     logits, state = SENSITIVITY_FACTOR * sensitivity.logits, SENSITIVITY_FACTOR * sensitivity.state
@@ -81,7 +89,7 @@ def tolerance_of(weights: str, sensitivity: Sensitivity | None) -> Tolerance:
         "inputs of products are rounded to int8 at run time, so the last bit can move a value by a level: twice the"
         " distance that the reference itself moves when its products' inputs do by one unit in the last place"
     )
-    return Tolerance(max(logits, _FLOAT["fp32"].logits), max(state, _FLOAT["fp32"].state), reason, 2 * logits)
+    return Tolerance(max(logits, _FLOAT), max(state, _FLOAT), reason, 2 * logits)
 
 
 def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
@@ -90,8 +98,8 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
     Raises:
         BadInput: the scheme needs the reference's sensitivity, and the report doesn't give it.
     """
-    if weights in _FLOAT:
-        return _FLOAT[weights]
+    if not (table.get("scheme") or {}).get("activations"):
+        return tolerance_of(weights, None)
     try:
         moved = table["sensitivity"]
         sensitivity = Sensitivity(float(moved["logits"]), float(moved["state"]))
@@ -99,7 +107,7 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
         raise BadInput(
             f"the report doesn't tell how sensitive the {weights} reference is", where="parity", fix="build again"
         ) from fault
-    return tolerance_of(weights, sensitivity)
+    return tolerance_of(weights, sensitivity, True)
 
 
 class Session(Protocol):

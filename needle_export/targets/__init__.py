@@ -9,6 +9,7 @@ from needle_export.targets.base import Target
 
 _TARGETS = {
     "onnx": ("needle_export.targets.onnx.target", "OnnxTarget"),
+    "coreml": ("needle_export.targets.coreml.target", "CoremlTarget"),
     "tflite": ("needle_export.targets.tflite.target", "TfliteTarget"),
 }
 

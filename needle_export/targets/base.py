@@ -95,6 +95,7 @@ class LoweringOptions:
         metadata: rides in the artifact.
         buckets: lengths of prefills of fixed length, ascending.
         heads: probe heads that the artifact is to have.
+        system: the least operating system that is to run it, of Core ML.
     """
 
     weights: str
@@ -104,6 +105,7 @@ class LoweringOptions:
     metadata: Mapping[str, str]
     buckets: tuple[int, ...] = ()
     heads: tuple[str, ...] = ()
+    system: str | None = None
 
 
 class Programs(Protocol):
@@ -242,6 +244,12 @@ class Target(Protocol):
     def activations(self, weights: str) -> Any:
         """How the runtime rounds the inputs of int8 matrices under a scheme, or None."""
 
+    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+        """What the length of a prefill must be a multiple of."""
+
+    def half(self, weights: str) -> bool:
+        """Whether a scheme stores everything that it doesn't compress in half precision, small vectors included."""
+
     def compile(
         self,
         programs: Programs,
@@ -286,3 +294,11 @@ class ReadsWeights(Protocol):
         Raises:
             BadInput: the files are damaged.
         """
+
+
+@runtime_checkable
+class RoundsResults(Protocol):
+    """A target whose artifacts can be run with every op rounded to the type that it declares."""
+
+    def rounded(self, folder: Path) -> Any:
+        """A runner as :meth:`Target.open` gives it, with ``findings``: overflows and NaN by op."""

@@ -58,6 +58,14 @@ class OnnxTarget:
         """Arithmetic is float32 in every scheme here."""
         return
 
+    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+        """Of one: rows are written one by one."""
+        return 1
+
+    def half(self, weights: str) -> bool:
+        """Never: small vectors are float32 in every scheme."""
+        return False
+
     def compile(
         self,
         programs: Programs,

@@ -55,6 +55,14 @@ class TfliteTarget:
         """XNNPACK's rounding of inputs, for int8."""
         return "asymmetric" if weights == "int8" else None
 
+    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+        """Of one: rows are written one by one."""
+        return 1
+
+    def half(self, weights: str) -> bool:
+        """Never: small vectors are float32 in every scheme."""
+        return False
+
     def compile(
         self,
         programs: Programs,

@@ -18,7 +18,12 @@ TFLITE = {"target": "tflite"}
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"checkpoint": ""}, "CHECKPOINT: the checkpoint's name is empty"),
     ({"target": "onxx"}, "--target: there is no 'onxx'; choose from onnx"),
-    ({"target": "coreml"}, "--target: there is no 'coreml'; choose from onnx, tflite"),
+    ({"target": "core-ml"}, "--target: there is no 'core-ml'; choose from onnx, tflite, coreml"),
+    ({"os": "ios18"}, "--os: the onnx target isn't made for an operating system"),
+    ({"os": "ios16", "target": "coreml"}, "--os: there is no 'ios16'; choose from ios17, ios18, ios26"),
+    ({"os": "ios17", "target": "coreml", "weights": "int4"}, "--weights: int4 needs iOS 18; choose from fp32, fp16"),
+    ({"opset": 24, "target": "coreml"}, "--opset: the coreml target has no opset; leave it out"),
+    ({"heads": ("confidence",), "target": "coreml"}, "--heads: probe heads aren't part of a Core ML package"),
     ({"weights": "int3"}, "--weights: there is no 'int3'; choose from fp32, fp16, int8"),
     ({"weights": "int8"}, "--weights: the onnx target has no int8; choose from fp32, fp16, or another --target"),
     ({"opset": 22}, "--opset: there is no 22; choose from 21, 23, 24"),

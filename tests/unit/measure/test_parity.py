@@ -25,32 +25,36 @@ def test_float_schemes_have_one_tolerance_whatever_the_model(weights: str) -> No
 
 
 def test_int8_is_allowed_twice_what_the_reference_moves() -> None:
-    tolerance = tolerance_of("int8", MOVED)
+    tolerance = tolerance_of("int8", MOVED, True)
     assert (tolerance.logits, tolerance.state) == (0.02, 0.006)
     # Both of the two best may move by as much as is allowed.
     assert tolerance.ties == 0.04 and "one unit in the last place" in tolerance.reason
 
 
 def test_int8_is_never_held_tighter_than_float32() -> None:
-    tolerance = tolerance_of("int8", Sensitivity(1e-7, 0.0))
+    tolerance = tolerance_of("int8", Sensitivity(1e-7, 0.0), True)
     floor = tolerance_of("fp32", None)
     assert (tolerance.logits, tolerance.state) == (floor.logits, floor.state)
     assert tolerance.ties == 4e-7  # which says nothing about predictions
 
 
 @pytest.mark.parametrize("weights", sorted(set(WEIGHTS) - {"fp32", "fp16"}))
-def test_other_schemes_have_none_without_a_sensitivity(weights: str) -> None:
+def test_schemes_that_round_inputs_have_none_without_a_sensitivity(weights: str) -> None:
     with pytest.raises(ValueError, match=f"{weights} needs the reference's sensitivity"):
-        tolerance_of(weights, None)
+        tolerance_of(weights, None, True)
+    assert tolerance_of(weights, None).logits == tolerance_of("fp32", None).logits
 
 
 def test_a_report_gives_the_tolerance_of_its_build() -> None:
-    table = {"sensitivity": dataclasses.asdict(MOVED), "tolerance": {"logits": 99.0}}
+    scheme = {"activations": "asymmetric"}
+    table = {"sensitivity": dataclasses.asdict(MOVED), "tolerance": {"logits": 99.0}, "scheme": scheme}
     # From what was measured, and not from what a report claims to be allowed.
-    assert parity.recorded_tolerance("int8", table) == tolerance_of("int8", MOVED)
+    assert parity.recorded_tolerance("int8", table) == tolerance_of("int8", MOVED, True)
     for damaged in ({}, {"sensitivity": None}, {"sensitivity": {"logits": 1.0}}):
         with pytest.raises(BadInput, match="how sensitive"):
-            parity.recorded_tolerance("int8", damaged)
+            parity.recorded_tolerance("int8", {**damaged, "scheme": scheme})
+    # A report that doesn't say that inputs are rounded is held to the tightest.
+    assert parity.recorded_tolerance("int8", {}) == tolerance_of("int8", None)
 
 
 def test_margins_are_between_the_two_best() -> None:

@@ -1,0 +1,251 @@
+"""Writes MIL ops for a program: values with tracked shapes, reshapes only where they are due.
+
+An FX value and its MIL value hold the same elements in the same order, but not always under the same
+shape: views cost nothing until an op needs a certain shape. Floating-point values are in the package's float type,
+unless a lowering widens them for a while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from coremltools.converters.mil import Builder as MilOps
+
+from needle_export.graph.program import FxNode, Program, layer_of
+from needle_export.targets.coreml.contract import STREAM
+from needle_export.targets.coreml.store import WeightStore
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A MIL value and the shape it has there."""
+
+    value: Any
+    dims: Dims
+
+
+class Builder:
+    """One function under construction.
+
+    Args:
+        program: to lower.
+        store: of the package's weights.
+        rows: T.
+        inputs: MIL inputs by name; states among them.
+        stateful: whether caches are states of the package, or inputs that the host writes.
+        sdpa: whether there is one op for attention (iOS 18 on).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        store: WeightStore,
+        rows: int,
+        inputs: Mapping[str, Any],
+        *,
+        stateful: bool,
+    ) -> None:
+        self.program = program
+        self.store = store
+        self.rows = rows
+        self.inputs = inputs
+        self.stateful = stateful
+        self.env: dict[FxNode, Ref | tuple[Ref | None, ...]] = {}
+        self.memo: dict[object, Any] = {}
+        #: What a call leaves for the next one, by the state's name: whole histories, or new rows where the host writes.
+        self.left: dict[str, Ref] = {}
+        self._streams = {node: index for index, node in program.streams.items()}
+        self._place = "start"
+        self._count = 0
+
+    @property
+    def real(self) -> str:
+        """The package's float type."""
+        return "fp16" if self.store.half else "fp32"
+
+    # --- ops ---------------------------------------------------------------------------------------
+
+    def at(self, node: FxNode) -> None:
+        """Name the ops that follow after an FX node and its block; those that end in a block's stream, after it."""
+        kind = getattr(node.target, "_opname", None) or str(node.target).split(".")[-2:][0]
+        layer = layer_of(node)
+        self._place = f"block_{layer:02d}_{kind}" if layer >= 0 else str(kind)
+        if node in self._streams:
+            self._place = f"{STREAM}{self._streams[node]:02d}"
+
+    def place(self, name: str) -> None:
+        """Name the ops that follow."""
+        self._place = name
+
+    def op(self, kind: str, **given: Any) -> Any:
+        """Append one op; its result or results. Refs among the arguments stand for their values."""
+        self._count += 1
+        plain = {k: self._argument(v) for k, v in given.items()}
+        made = getattr(MilOps, kind)(**plain, name=f"{self._place}_{self._count}")
+        if isinstance(made, (list, tuple)):
+            return tuple(Ref(m, tuple(int(d) for d in m.shape)) for m in made)
+        return Ref(made, tuple(int(d) for d in made.shape))
+
+    def _argument(self, given: Any) -> Any:
+        """What MIL takes: values of Refs; numbers, axes and shapes as constants that the whole function shares.
+
+        coremltools would make a constant for each use, a third of the specification's bytes.
+        """
+        if isinstance(given, Ref):
+            return given.value
+        if isinstance(given, list) and given and isinstance(given[0], Ref):
+            return [g.value for g in given]
+        if isinstance(given, (bool, int, float, list, np.ndarray, np.generic)):
+            data = np.asarray(given)
+            if data.dtype == np.int64:
+                data = data.astype(np.int32)
+            if data.dtype == np.float64:
+                data = data.astype(np.float32)
+            key = ("argument", data.dtype.str, data.shape, data.tobytes())
+            if key not in self.memo:
+                self.memo[key] = self.store.constant(data)
+            return self.memo[key]
+        return given
+
+    def add(self, x: Ref, y: Any) -> Ref:
+        """x + y."""
+        return self.ref_of(self.op("add", x=x, y=self.operand(y)))
+
+    def mul(self, x: Ref, y: Any) -> Ref:
+        """x * y."""
+        return self.ref_of(self.op("mul", x=x, y=self.operand(y)))
+
+    def times(self, x: Ref, factor: float) -> Ref:
+        """x times a number; in float32 where half precision doesn't hold the number."""
+        if self.store.half and float(np.float16(factor)) != factor:
+            return self.narrow(self.ref_of(self.op("mul", x=self.wide(x), y=np.float32(factor))))
+        return self.mul(x, factor)
+
+    def operand(self, y: Any) -> Any:
+        """A Ref as it is, a number or an array in the float type."""
+        return y if isinstance(y, Ref) else self.constant(y)
+
+    def ref_of(self, made: Any) -> Ref:
+        """The one result of an op."""
+        assert isinstance(made, Ref)
+        return made
+
+    def unary(self, kind: str, x: Ref, **more: Any) -> Ref:
+        """An op of one value."""
+        return self.ref_of(self.op(kind, x=x, **more))
+
+    def reduce(self, kind: str, x: Ref, *axes: int, keep: bool = True) -> Ref:
+        """``reduce_<kind>`` over axes."""
+        at = sorted(a % len(x.dims) for a in axes)
+        return self.ref_of(self.op(f"reduce_{kind}", x=x, axes=at, keep_dims=keep))
+
+    def matmul(self, x: Any, y: Any, *, transpose_y: bool = False) -> Ref:
+        """Batched product."""
+        return self.ref_of(self.op("matmul", x=x, y=y, transpose_x=False, transpose_y=transpose_y))
+
+    def linear(self, x: Ref, weight: Any, bias: Any = None) -> Ref:
+        """x [..., I] with a stored matrix [O, I] and a bias [O]."""
+        more = {} if bias is None else {"bias": bias}
+        return self.ref_of(self.op("linear", x=x, weight=weight, **more))
+
+    def wide(self, x: Ref) -> Ref:
+        """In float32."""
+        return self.ref_of(self.op("cast", x=x, dtype="fp32")) if self.store.half else x
+
+    def narrow(self, x: Ref) -> Ref:
+        """Back in the package's float type."""
+        return self.ref_of(self.op("cast", x=x, dtype="fp16")) if self.store.half else x
+
+    def reshape(self, x: Ref, dims: Dims) -> Ref:
+        """The same elements under another shape; nothing if it has it."""
+        if x.dims == dims:
+            return x
+        if math.prod(x.dims) != math.prod(dims):
+            raise ValueError(f"{x.dims} doesn't fit into {dims}")
+        key = ("reshape", x.value, dims)
+        if key not in self.memo:
+            self.memo[key] = self.op("reshape", x=x, shape=np.asarray(dims, np.int32))
+        shaped: Ref = self.memo[key]
+        return shaped
+
+    def transpose(self, x: Ref, order: Sequence[int]) -> Ref:
+        """Axes in another order."""
+        return self.ref_of(self.op("transpose", x=x, perm=list(order)))
+
+    def slice(self, x: Ref, axis: int, start: int, size: int) -> Ref:
+        """A range of one axis; nothing if it is all of it."""
+        at = axis % len(x.dims)
+        if start == 0 and size == x.dims[at]:
+            return x
+        begin = [start if i == at else 0 for i in range(len(x.dims))]
+        end = [start + size if i == at else d for i, d in enumerate(x.dims)]
+        return self.ref_of(self.op("slice_by_index", x=x, begin=begin, end=end))
+
+    def cut(self, x: Ref, axis: int, sizes: Sequence[int]) -> tuple[Ref, ...]:
+        """Pieces of one axis, by one op."""
+        if len(sizes) == 1:
+            return (x,)
+        made = self.op("split", x=x, axis=axis % len(x.dims), split_sizes=list(sizes))
+        return tuple(made)
+
+    def concat(self, values: Sequence[Ref], axis: int) -> Ref:
+        """Behind each other along one axis."""
+        if len(values) == 1:
+            return values[0]
+        return self.ref_of(self.op("concat", values=list(values), axis=axis % len(values[0].dims)))
+
+    def gather(self, x: Any, index: Any, axis: int) -> Ref:
+        """Entries of one axis by indices."""
+        return self.ref_of(self.op("gather", x=x, indices=index, axis=axis, batch_dims=0, validate_indices=False))
+
+    # --- constants ---------------------------------------------------------------------------------
+
+    def constant(self, array: npt.ArrayLike, dtype: Any = None) -> Ref:
+        """A constant of no checkpoint tensor in the package's float type (or another), shared by value."""
+        data = np.asarray(array, dtype=dtype or self.store.dtype)
+        key = ("constant", data.dtype.str, data.shape, data.tobytes())
+        if key not in self.memo:
+            self.memo[key] = Ref(self.store.constant(data), data.shape)
+        value: Ref = self.memo[key]
+        return value
+
+    def vector(self, node: FxNode, dims: Dims | None = None) -> Ref:
+        """A small weight in the package's float type, under a shape."""
+        weight = self.program.weights[node.name]
+        key = ("vector", node.name, dims)
+        if key not in self.memo:
+            data = weight.value.numpy()
+            data = data if dims is None else data.reshape(dims)
+            self.memo[key] = Ref(self.store.plain(weight, data), data.shape)
+        value: Ref = self.memo[key]
+        return value
+
+    # --- FX values ---------------------------------------------------------------------------------
+
+    def dims_of(self, node: FxNode) -> Dims:
+        """The logical shape of an FX node."""
+        return tuple(int(d) for d in node.meta["val"].shape)
+
+    def ref(self, node: FxNode) -> Ref:
+        """What an FX node became."""
+        if self.program.weight_of(node) is not None:
+            return self.vector(node)
+        found = self.env[node]
+        if isinstance(found, tuple):
+            raise TypeError(f"{node.name} has several results")
+        return found
+
+    def get(self, node: FxNode, dims: Dims | None = None) -> Ref:
+        """An FX node's value in a wanted shape (default: its logical one)."""
+        return self.reshape(self.ref(node), self.dims_of(node) if dims is None else dims)
+
+    def put(self, node: FxNode, value: Ref) -> None:
+        """Record what an FX node became."""
+        self.env[node] = value

@@ -1,0 +1,185 @@
+"""From fused programs to one Core ML package with a function each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import coremltools as ct
+from coremltools.converters.mil import Builder as MilOps
+from coremltools.converters.mil.converter import mil_convert
+from coremltools.converters.mil.mil import Function, types
+from coremltools.converters.mil.mil import Program as MilProgram
+from coremltools.proto import Model_pb2
+
+from needle_export.errors import Unsupported
+from needle_export.graph.program import Program
+from needle_export.targets.coreml import attention, elementwise, fused
+from needle_export.targets.coreml.builder import Builder, Ref
+from needle_export.targets.coreml.contract import CONTRACT_KEY, SYSTEMS, Port, package_name, stateful
+from needle_export.targets.coreml.store import WeightStore
+
+_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
+
+_TYPES = {"float16": types.fp16, "float32": types.fp32, "int32": types.int32}
+
+_OPSETS = {"ios17": ct.target.iOS17, "ios18": ct.target.iOS18, "ios26": ct.target.iOS26}
+
+
+class Exporter:
+    """Collects functions and writes them into one package.
+
+    Args:
+        store: of the weights.
+        system: the least operating system that is to run it.
+    """
+
+    def __init__(self, store: WeightStore, system: str) -> None:
+        self.store = store
+        self.system = system
+        self.functions: dict[str, Function] = {}
+        #: Ops without constants, by function: by type, and by the type of their result.
+        self.counts: dict[str, dict[str, int]] = {}
+        self.precisions: dict[str, dict[str, int]] = {}
+
+    def add(
+        self,
+        name: str,
+        program: Program,
+        rows: int,
+        inputs: tuple[Port, ...],
+        states: tuple[Port, ...],
+        outputs: tuple[Port, ...],
+    ) -> None:
+        """Lower a program at T = ``rows`` as a function."""
+        given: dict[str, Any] = {p.name: MilOps.placeholder(p.shape, _TYPES[p.dtype]) for p in inputs}
+        if stateful(self.system):
+            given |= {p.name: MilOps.state_tensor_placeholder(p.shape, types.fp16) for p in states}
+        with Function(given, opset_version=_OPSETS[self.system]) as function:
+            builder = Builder(program, self.store, rows, function.inputs, stateful=stateful(self.system))
+            for node in program.graph.nodes:
+                if node.op == "placeholder":
+                    _input(builder, node)
+                elif node.op == "call_function":
+                    lowering = _LOWERINGS.get(node.target)
+                    if lowering is None:
+                        raise Unsupported(f"{node.target} has no Core ML lowering", where=node.name)
+                    builder.at(node)
+                    lowering(builder, node)
+            results = _results(builder, program, outputs)
+            function.set_outputs([r.value for r in results])
+        self.functions[name] = function
+        ops = [o for o in function.operations if o.op_type != "const" and not o.op_type.startswith("constexpr")]
+        self.counts[name] = dict(Counter(o.op_type for o in ops).most_common())
+        self.precisions[name] = dict(Counter(_type_name(o.outputs[0].dtype) for o in ops).most_common())
+
+    def write(self, path: Path, contract: str, metadata: Mapping[str, str]) -> list[Path]:
+        """Write the package, and return where; no pass of the converter touches what the lowerings chose.
+
+        Below iOS 18 a package has one function, so that there is a package for each, and each has its own weights.
+        """
+        if SYSTEMS[self.system] < SYSTEMS["ios18"]:
+            written = []
+            for name, function in self.functions.items():
+                written.append(path.parent / package_name(name, self.system))
+                self._save(written[-1], {name: function}, contract, metadata)
+            return written
+        self._save(path, self.functions, contract, metadata)
+        return [path]
+
+    def _save(
+        self, path: Path, functions: Mapping[str, Function], contract: str, metadata: Mapping[str, str]
+    ) -> None:
+        whole = MilProgram()
+        several = SYSTEMS[self.system] >= SYSTEMS["ios18"]
+        for name, function in functions.items():
+            whole.add_function(name if several else "main", function)
+        whole.default_function_name = next(iter(functions)) if several else "main"
+        whole.skip_all_passes = True
+        whole.export_as_multifunction = several
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = mil_convert(
+                whole,
+                convert_to="mlprogram",
+                convert_from="milinternal",
+                specification_version=SYSTEMS[self.system],
+                compute_units=ct.ComputeUnit.ALL,
+                skip_model_load=True,
+            )
+        said = model.user_defined_metadata
+        said[CONTRACT_KEY] = contract
+        for key, value in metadata.items():
+            said[key] = value
+        model.save(str(path))
+        _settle(path)
+
+
+def _settle(path: Path) -> None:
+    """Take out of a package what differs from one build to the next: the hour, drawn ids, the order of tables."""
+    spec = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
+    model = Model_pb2.Model()
+    model.ParseFromString(spec.read_bytes())
+    for key in [k for k in model.description.metadata.userDefined if k.endswith("conversion_date")]:
+        del model.description.metadata.userDefined[key]
+    spec.write_bytes(model.SerializeToString(deterministic=True))
+    manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
+    ids = {old: str(uuid5(NAMESPACE_URL, entry["path"])).upper() for old, entry in manifest["itemInfoEntries"].items()}
+    entries = sorted((ids[old], entry) for old, entry in manifest["itemInfoEntries"].items())
+    manifest["itemInfoEntries"] = dict(entries)
+    manifest["rootModelIdentifier"] = ids[manifest["rootModelIdentifier"]]
+    (path / "Manifest.json").write_text(json.dumps(manifest, indent=4) + "\n", encoding="utf-8")
+
+
+def _type_name(dtype: Any) -> str:
+    """``fp16``, ``fp32``, ``int32`` or ``bool``."""
+    return str(types.builtin_to_string(dtype))
+
+
+def _input(b: Builder, node: Any) -> None:
+    """Tokens and positions are read as they are; states by the op that reads them."""
+    if node.name in ("tokens", "position") and node.name in b.inputs:
+        b.put(node, Ref(b.inputs[node.name], b.dims_of(node)))
+
+
+def _results(b: Builder, program: Program, outputs: tuple[Port, ...]) -> list[Ref]:
+    """Whole states are written here, once for all blocks; then the outputs, under their names."""
+    taps = [b.left[name] for name in sorted(b.left) if name.startswith("taps_")]
+    whole: dict[str, Ref] = {}
+    b.place("end")
+    if taps:
+        whole["taps"] = taps[0] if len(taps) == 1 else b.op("stack", values=taps, axis=0)
+        if len(taps) == 1:
+            whole["taps"] = b.reshape(taps[0], (1, *taps[0].dims))
+    if "engram_history" in b.left:
+        whole["engram_history"] = b.left["engram_history"]
+    if b.stateful:
+        for name, value in whole.items():
+            fused.write_state(b, name, value)
+    last = next(n for n in program.graph.nodes if n.op == "output")
+    named = dict(zip(program.outputs, last.args[0], strict=True))
+    results = []
+    for port in outputs:
+        if port.name == "logits":
+            value = b.reshape(b.ref(named[port.name]), port.shape)
+        elif port.name.endswith("_next"):
+            value = whole[port.name.removesuffix("_next")]
+        else:
+            value = b.left[port.name.removesuffix("_rows")]
+        results.append(_named(b, value, port))
+    return results
+
+
+def _named(b: Builder, value: Ref, port: Port) -> Ref:
+    """A value as an output: in the port's type, and called as it is."""
+    if b.store.half and port.dtype == "float32":
+        made = MilOps.cast(x=value.value, dtype="fp32", name=port.name)
+    else:
+        made = MilOps.identity(x=value.value, name=port.name)
+    return Ref(made, value.dims)
+

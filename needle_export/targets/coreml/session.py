@@ -1,0 +1,159 @@
+"""A decoding session of a Core ML package in the evaluator, with the host code that lies beside every package."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from needle_export.errors import BadInput, UsageError
+from needle_export.targets.base import Floats, Tokens
+from needle_export.targets.coreml import contract
+from needle_export.targets.coreml.contract import STREAM
+from needle_export.targets.coreml.evaluate import load_package
+from needle_export.targets.coreml.host import Host
+
+#: As the lowering names ops: block, then a running number; the last op of a block holds its stream.
+_NAME = re.compile(STREAM + r"(\d+)_(\d+)")
+
+
+def read_contract(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    """What a package says to its host.
+
+    Raises:
+        BadInput: it isn't a package of ours.
+    """
+    text = metadata.get(contract.CONTRACT_KEY)
+    if text is None:
+        raise BadInput("it doesn't carry this tool's contract", where=str(path), fix="build it again")
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError as fault:
+        raise BadInput("its contract isn't JSON", where=str(path), fix="build it again") from fault
+    return found
+
+
+class EvaluatorRunner:
+    """One sequence in the evaluator.
+
+    Args:
+        folder: of the artifact.
+        threads: of torch.
+        inner: keep the stream after each block, for finding a faulty layer.
+        precision: ``float32`` for whether the program is right, ``declared`` for every op rounded to its own type.
+
+    Raises:
+        BadInput: the folder doesn't hold a package of ours, or a damaged one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int | None = None,
+        inner: bool = False,
+        precision: Literal["float32", "declared"] = "float32",
+    ) -> None:
+        from needle_export.targets.coreml.evaluate import Evaluator
+
+        path = folder / contract.FILE_NAME
+        if not path.is_dir():
+            raise BadInput("this part of the artifact is missing", where=str(path), fix="build it again")
+        packages = {"": load_package(path)}
+        facts = read_contract(packages[""].metadata, path)
+        # Caches that the host keeps are rounded when everything is.
+        self.host = Host(facts, "float32" if precision == "float32" else None)
+        #: By bucket: evaluator and function.
+        self.functions: dict[int, tuple[Any, str]] = {}
+        several = Evaluator(packages[""], precision=precision, threads=threads)
+        for bucket in (1, *self.host.buckets):
+            name = contract.DECODE if bucket == 1 else contract.prefill_name(bucket)
+            if self.host.stateful:
+                self.functions[bucket] = (several, name)
+                continue
+            # Before iOS 18 a package has one function, and each its own.
+            own = folder / contract.package_name(name, "ios17")
+            evaluator = several if bucket == 1 else Evaluator(load_package(own), precision=precision, threads=threads)
+            self.functions[bucket] = (evaluator, "main")
+        self.context, self.inner = self.host.context, inner
+        self.max_chunk = max(self.host.buckets, default=1)
+        self._last: tuple[Any, str, int] | None = None
+
+    @property
+    def findings(self) -> list[Any]:
+        """Overflows and the like, of all calls so far."""
+        unique = {id(e): e for e, _ in self.functions.values()}
+        return [finding for evaluator in unique.values() for finding in evaluator.findings]
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.host.reset()
+        for evaluator, _ in self.functions.values():
+            evaluator.reset()
+
+    def feed(self, tokens: Tokens) -> Floats:
+        """Append tokens [T]; logits [T, V]."""
+        if self.host.position + len(tokens) > self.context:
+            raise UsageError(
+                f"{self.host.position + len(tokens)} tokens don't fit in a context of {self.context}",
+                fix="build with a larger --context",
+            )
+        parts, start = [], 0
+        for count, bucket in self.host.plan(len(tokens)):
+            parts.append(self._call(tokens[start : start + count], bucket))
+            start += count
+        return np.concatenate(parts) if parts else np.zeros((0, self.host.vocab), np.float32)
+
+    def _call(self, tokens: Tokens, bucket: int) -> Floats:
+        evaluator, name = self.functions[bucket]
+        if self.inner:
+            names = [op.name for op in evaluator.package.function(name).ops if _NAME.fullmatch(op.name)]
+            evaluator.watch(names)
+        given = self.host.inputs(tokens, bucket)
+        results = evaluator.run(name, given)
+        if not self.host.stateful:
+            self.host.keep(results, len(tokens))
+        self.host.advance(tokens)
+        self._last = (evaluator, name, len(tokens))
+        logits: Floats = np.asarray(results["logits"][: len(tokens)], np.float32)
+        return logits
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """State by name in the reference's layout: caches [rows in use, G, D], histories [R, C]."""
+        held = self.host.caches if not self.host.stateful else self.functions[1][0].state
+        found: dict[str, NDArray[Any]] = {}
+        for s in self.host.contract["state"]:
+            if s["kind"] == "tokens":
+                found[s["name"]] = self.host.history.copy()
+                continue
+            value = np.asarray(held[s["port"]], np.float32)
+            if s["kind"] in ("keys", "values"):
+                groups = value.shape[0]
+                rows = value.reshape(groups, -1, s["width"])[:, : min(self.host.position, s["rows"])]
+                found[s["name"]] = np.ascontiguousarray(rows.swapaxes(0, 1))
+            else:
+                found[s["name"]] = (value[s["index"]] if s["index"] >= 0 else value).copy()
+        return found
+
+    def streams(self) -> dict[int, Floats]:
+        """The stream after each block of the last call, [T, n, C], for a runner opened with ``inner``."""
+        if not self.inner or self._last is None:
+            return {}
+        evaluator, _, count = self._last
+        last: dict[int, tuple[int, Any]] = {}
+        for name, value in evaluator.watched.items():
+            match = _NAME.fullmatch(name)
+            assert match is not None
+            block, number = int(match.group(1)), int(match.group(2))
+            if number >= last.get(block, (-1, None))[0]:
+                last[block] = (number, value)
+        found = {}
+        for block, (_, value) in last.items():
+            array = np.asarray(value, np.float32)
+            lanes, width = array.shape[-2:]
+            found[block] = array.reshape(-1, lanes, width)[:count]
+        return found

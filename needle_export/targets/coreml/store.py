@@ -1,0 +1,187 @@
+"""Weights of a Core ML package under a scheme: what is stored as what, once, whichever function reads it.
+
+Letters: O outputs (rows of a matrix), I inputs (its columns).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from coremltools.converters.mil import Builder as MilOps
+from coremltools.converters.mil.mil import types
+
+from needle_export.graph.program import CONSTANT, Part, Weight
+from needle_export.targets.base import StoredWeight, WeightShare
+from needle_export.weights.forms import Form
+
+Array = npt.NDArray[Any]
+
+#: Matrices with fewer elements stay float: what decompressing costs is more than the bytes.
+SMALL = 10_000
+
+#: Columns that share a scale in int4, and rows that share a palette.
+BLOCK, GROUP = 32, 16
+
+#: Constants with fewer elements lie in the specification instead of the weight file.
+INLINE = 10
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A constant of a package.
+
+    Attributes:
+        name: of the weight.
+        bytes: it takes.
+        dtype: of its elements.
+        parts: where they come from.
+        kept_float: why it is float where the scheme asks for less, or empty.
+    """
+
+    name: str
+    bytes: int
+    dtype: str
+    parts: tuple[Part, ...]
+    kept_float: str = ""
+
+
+class WeightStore:
+    """Makes constants for all functions of one package; equal bytes are written once.
+
+    Args:
+        scheme: ``fp32``, ``fp16``, ``int8``, ``int4`` or ``palette4``.
+        blocks: whether the package may have scales and palettes by block (iOS 18 on).
+
+    Attributes:
+        half: whether what isn't compressed is stored, and computed with, in half precision.
+    """
+
+    def __init__(self, scheme: str, blocks: bool) -> None:
+        self.scheme, self.blocks = scheme, blocks
+        self.half = scheme != "fp32"
+        self.stored: dict[str, Stored] = {}
+        self._quantized: dict[str, tuple[Array, ...]] = {}
+        self._count = 0
+
+    @property
+    def dtype(self) -> Any:
+        """Of floating-point constants."""
+        return np.float16 if self.half else np.float32
+
+    def constant(self, data: Array, kind: Any = None) -> Any:
+        """A constant of these bytes; functions of one package share it in the weight file.
+
+        Args:
+            kind: coremltools' dtype of entries below a byte, which NumPy forgets on the way.
+        """
+        data = np.ascontiguousarray(data).reshape(data.shape)
+        made = MilOps.const(val=data if data.ndim else data[()], name=self._name("c"))
+        if data.size >= INLINE:
+            made.op.weight_id = f"{'' if kind is None else kind.metadata}{_key(data)}"
+        return made
+
+    def _name(self, letter: str) -> str:
+        self._count += 1
+        return f"{letter}{self._count}"
+
+    def plain(self, weight: Weight, data: Array, reason: str = "") -> Any:
+        """A weight's values in the package's float type."""
+        return self._float(weight, data.astype(self.dtype), reason)
+
+    def single(self, weight: Weight, data: Array) -> Any:
+        """A weight's values in float32, whatever the scheme."""
+        return self._float(weight, data.astype(np.float32), "read in float32" if self.half else "")
+
+    def matrix(self, weight: Weight, data: npt.NDArray[np.float32]) -> Any:
+        """A matrix [O, I], or a table of rows, as the scheme stores it."""
+        form = self._form(weight, data)
+        if form is None:
+            small = self.scheme not in ("fp32", "fp16")
+            return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "")
+        source = digest(data)
+        if source not in self._quantized:
+            self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
+        values, extra = self._quantized[source]
+        count = values.size * form.bits // 8 + extra.nbytes
+        self._note(f"{form.name}{source}", Stored(_short(weight.name), count, form.name, weight.parts))
+        if form.kind == "palette":
+            indices = self.constant(values.astype(types.np_uint4_dtype), types.np_uint4_dtype)
+            levels = self.constant(extra.reshape(extra.shape[0], 1, extra.shape[1], 1))
+            return MilOps.constexpr_lut_to_dense(indices=indices, lut=levels, name=self._name("w"))
+        if not self.blocks:
+            return MilOps.constexpr_affine_dequantize(
+                quantized_data=values, zero_point=np.int8(0), scale=extra[:, 0], axis=0, name=self._name("w")
+            )
+        grid = self.constant(values.astype(types.np_int4_dtype), types.np_int4_dtype) if form.bits == 4 else None
+        grid = self.constant(values) if grid is None else grid
+        return MilOps.constexpr_blockwise_shift_scale(data=grid, scale=self.constant(extra), name=self._name("w"))
+
+    def _form(self, weight: Weight, data: npt.NDArray[np.float32]) -> Form | None:
+        """What the scheme makes of a matrix, or None for a float."""
+        if self.scheme in ("fp32", "fp16") or data.size < SMALL:
+            return None
+        columns = data.shape[1]
+        if self.scheme == "int8":
+            return Form("int", 8, columns)
+        if self.scheme == "int4":
+            return Form("int", 4, math.gcd(BLOCK, columns))
+        # A palette serves rows of one checkpoint tensor only, so that its levels don't depend on what lies beside it.
+        return Form("palette", 4, math.gcd(GROUP, *(p.elements // columns for p in weight.parts)))
+
+    def _float(self, weight: Weight, data: Array, reason: str) -> Any:
+        dtype = {"float16": "float16", "float32": "float32"}[data.dtype.name]
+        if data.dtype == np.float16 and not np.isfinite(data).all():
+            reason = "overflows half precision"
+        self._note(_key(data), Stored(_short(weight.name), data.nbytes, dtype, weight.parts, reason))
+        return self.constant(data)
+
+    def _note(self, key: str, stored: Stored) -> None:
+        """Remember what bytes stand for; equal ones of several tensors lie in the file once and stand for all."""
+        known = self.stored.setdefault(key, stored)
+        if known.dtype == stored.dtype:
+            new = tuple(p for p in stored.parts if p not in known.parts)
+            self.stored[key] = replace(known, parts=(*known.parts, *new))
+
+    def listed(self) -> list[StoredWeight]:
+        """Everything that was stored, for the report."""
+        return [
+            StoredWeight(
+                s.name,
+                s.bytes,
+                s.dtype,
+                tuple(WeightShare(p.source, p.role, p.layer, p.elements) for p in s.parts),
+                s.kept_float,
+            )
+            for s in self.stored.values()
+        ]
+
+
+def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Iterable[Part]) -> Weight:
+    """A part of a merged weight, or several weights in one, as a weight of its own."""
+    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded)
+
+
+def is_constant(parts: tuple[Part, ...]) -> bool:
+    """Whether no checkpoint tensor stands behind a weight."""
+    return all(p.role == CONSTANT for p in parts)
+
+
+def digest(data: Array) -> str:
+    """Of an array's bytes, whatever its shape."""
+    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
+
+
+def _key(data: Array) -> str:
+    return f"{data.dtype.str}{data.shape}{digest(data)}"
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("net.")
+

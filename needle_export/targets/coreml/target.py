@@ -1,0 +1,179 @@
+"""The Core ML target: one package with a function for decode and one for each prefill length."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from needle_export.errors import Unsupported
+from needle_export.graph.ops import op
+from needle_export.graph.program import Program
+from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs
+from needle_export.targets.coreml import contract
+from needle_export.targets.coreml.quiet import quietly
+from needle_export.targets.coreml.session import EvaluatorRunner
+
+#: What a host may take over as it is; they lie beside this module.
+HOST_FILES = ("host.py", "NeedleHost.swift", "NeedleModel.swift")
+
+_EVALUATED = (
+    "verified by evaluating the saved package op by op on this machine, not by Core ML: no Apple device took part"
+)
+
+
+class CoremlTarget:
+    """Core ML, as an ML program."""
+
+    name = "coreml"
+    status: Literal["verified-by-evaluator"] = "verified-by-evaluator"
+    fixed_shapes = True
+    runtime = "evaluator"
+
+    def folds_into_matrices(self, weights: str) -> bool:
+        """Only in float32: a scaled half isn't the checkpoint's, and levels are rounded from the checkpoint's."""
+        return weights == "fp32"
+
+    def activations(self, weights: str) -> None:
+        """Inputs of products are never rounded to integers."""
+        return
+
+    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+        """Of the positions whose keys share a row of a state: a chunk is one write of whole rows."""
+        return max(layout.side for layout in contract.layouts(states, True))
+
+    def half(self, weights: str) -> bool:
+        """In all schemes but float32, as they compute in half precision."""
+        return weights != "fp32"
+
+    def compile(
+        self,
+        programs: Programs,
+        states: tuple[Any, ...],
+        head_vocab: int,
+        folder: Path,
+        options: LoweringOptions,
+    ) -> Compiled:
+        """Write ``model.mlpackage`` and the host's code; see :class:`targets.base.Target`."""
+        _need("coremltools")
+        with quietly():
+            from needle_export.targets.coreml.lower import Exporter
+            from needle_export.targets.coreml.store import WeightStore
+        system = options.system or "ios18"
+        stateful = contract.stateful(system)
+        ring = contract.ring_rows(states)
+        if stateful and ring % self.chunk_multiple(states):
+            raise Unsupported(
+                f"a window of {ring} positions doesn't fill whole rows of the key state",
+                where="sliding_window",
+                fix="build for --os ios17, which has no states",
+            )
+        store = WeightStore(options.weights, stateful)
+        exporter = Exporter(store, system)
+        ngrams: dict[str, Any] = {}
+        for rows in (1, *options.buckets):
+            program = programs.program(rows)
+            ngrams = _ngrams(program)
+            tables = len(ngrams.get("seeds", ()))
+            exporter.add(
+                contract.DECODE if rows == 1 else contract.prefill_name(rows),
+                program,
+                rows,
+                contract.input_ports(states, rows, tables, store.half, stateful),
+                contract.state_ports(states, stateful) if stateful else (),
+                contract.output_ports(states, head_vocab, rows, store.half, stateful),
+            )
+            del program
+        described = contract.contract_json(
+            states, head_vocab, options.context, options.buckets, ngrams, system, store.half, options.metadata
+        )
+        with quietly():
+            packages = exporter.write(folder / contract.FILE_NAME, described, options.metadata)
+        files = [f.relative_to(folder).as_posix() for p in packages for f in sorted(p.rglob("*")) if f.is_file()]
+        for name in HOST_FILES:
+            source = Path(__file__).with_name(name)
+            if source.is_file():
+                shutil.copyfile(source, folder / name)
+                files.append(name)
+        return Compiled(
+            files=files,
+            weights=store.listed(),
+            nodes=exporter.counts,
+            notes=_notes(options, system, exporter.precisions, len(packages)),
+            io=_io(states, head_vocab, options, len(ngrams.get("seeds", ())), store.half, stateful),
+            versions={n: version(n) for n in ("coremltools",)},
+        )
+
+    def open(self, folder: Path, *, threads: int = 1, inner: bool = False) -> EvaluatorRunner:
+        """Open an artifact in the evaluator, in float32."""
+        return EvaluatorRunner(folder, threads=threads, inner=inner)
+
+    def rounded(self, folder: Path) -> EvaluatorRunner:
+        """The artifact with every op rounded to the type that it declares."""
+        return EvaluatorRunner(folder, precision="declared")
+
+    def examine(self, folder: Path) -> Facts:
+        """Nothing beyond what compiling told: no delegate cuts a package here."""
+        return Facts()
+
+    def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
+        """Core ML itself runs on Apple's systems only."""
+        return []
+
+
+def _ngrams(program: Program) -> dict[str, Any]:
+    """What the host needs for hashing, off the op that it replaces."""
+    found = program.nodes(op("ngram_rows"))
+    if not found:
+        return {}
+    node = found[0]
+    seeds = program.weights[node.args[3].name].value.tolist()
+    return {"seeds": [int(s) for s in seeds], "orders": list(node.args[4]), "slots": int(node.args[5])}
+
+
+def _notes(
+    options: LoweringOptions, system: str, precisions: dict[str, dict[str, int]], packages: int
+) -> list[str]:
+    counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions[contract.DECODE].items())
+    notes = [
+        f"for {system.replace('ios', 'iOS ')} and later; {_EVALUATED}",
+        f"ops of decode by the type of their result: {counts}",
+        "n-gram rows, slots and masks are computed by the host: host.py and the Swift files beside the package do it",
+    ]
+    if not contract.stateful(system):
+        notes.append("without states, which begin with iOS 18: caches are inputs, and the host writes new rows")
+        if packages > 1:
+            notes.append(f"{packages} packages, since one has one function before iOS 18; each holds all weights")
+    elif options.weights == "fp32":
+        notes.append("states are in half precision, which is all that Core ML has; float32 holds for everything else")
+    return notes
+
+
+def _io(
+    states: tuple[Any, ...], vocab: int, options: LoweringOptions, tables: int, half: bool, stateful: bool
+) -> dict[str, Any]:
+    """The contract for the report: of decode."""
+
+    def rows(ports: tuple[contract.Port, ...]) -> list[dict[str, Any]]:
+        return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in ports]
+
+    return {
+        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in options.buckets)],
+        "context": options.context,
+        "buckets": list(options.buckets),
+        "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states, stateful)],
+        "inputs": rows(contract.input_ports(states, 1, tables, half, stateful)),
+        "outputs": rows(contract.output_ports(states, vocab, 1, half, stateful)),
+    }
+
+
+def _need(*modules: str) -> None:
+    from importlib.util import find_spec
+
+    for module in modules:
+        if find_spec(module) is None:
+            raise Unsupported(
+                f"{module} is not installed", fix="install it with: pip install 'needle-export[coreml]'"
+            )

@@ -1,0 +1,57 @@
+"""Names of the forms in which a matrix can be stored by its values alone, and what each makes of a matrix.
+
+``int8``, ``int4``, ``int2`` with ``x<K>``: symmetric integers with a half-precision scale for K columns of a row.
+``palette4`` with ``x<N>``: 16 half-precision levels for N rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from needle_export.weights.linear import dequantize_blocks, quantize_blocks
+from needle_export.weights.palette import dequantize_palette, palettize
+
+_NAME = re.compile(r"(int|palette)(\d)x(\d+)")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a matrix [O, I] is stored.
+
+    Attributes:
+        kind: ``int`` or ``palette``.
+        bits: of an entry.
+        size: columns that share a scale, or rows that share a palette.
+    """
+
+    kind: str
+    bits: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """As a report has it: ``int4x32``."""
+        return f"{self.kind}{self.bits}x{self.size}"
+
+    @classmethod
+    def parse(cls, name: str) -> Form | None:
+        """The form of a name, or None if it is another dtype's."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(match.group(1), int(match.group(2)), int(match.group(3)))
+
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Values or indices [O, I], and scales or levels; of a float32 weight [O, I]."""
+        if self.kind == "int":
+            return quantize_blocks(weight, self.bits, self.size)
+        return palettize(weight, self.bits, self.size)
+
+    def dequantize(self, values: Tensor, extra: Tensor) -> Tensor:
+        """The inverse, float32 [O, I]."""
+        return dequantize_blocks(values, extra) if self.kind == "int" else dequantize_palette(values, extra)
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """What a weight [O, I] becomes, in float32."""
+        return self.dequantize(*self.quantize(weight.float().contiguous()))

@@ -1,0 +1,49 @@
+"""What an artifact's numbers are, as far as its reference must follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from needle_export.weights.int8 import Activations
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One artifact's numbers.
+
+    Attributes:
+        halves: (checkpoint tensor, layer) of weights stored in half precision.
+        int8: the same of weights stored as int8 rows.
+        activations: how the runtime rounds the inputs of int8 matrices, or None.
+        forms: (checkpoint tensor, layer, form) of weights stored in a form of ``weights.forms``.
+        half: everything else is stored in half precision too, after constants were folded into it; the reference is
+            then the fused program with those numbers, since no tensor of the checkpoint has them.
+    """
+
+    halves: tuple[tuple[str, int], ...] = ()
+    int8: tuple[tuple[str, int], ...] = ()
+    activations: Activations | None = None
+    forms: tuple[tuple[str, int, str], ...] = ()
+    half: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "halves": [list(pair) for pair in self.halves],
+            "int8": [list(pair) for pair in self.int8],
+            "activations": self.activations,
+            "forms": [list(entry) for entry in self.forms],
+            "half": self.half,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Scheme:
+        """The inverse of :meth:`record`; what an earlier report lacks is empty."""
+
+        def pairs(key: str) -> tuple[tuple[str, int], ...]:
+            return tuple((str(source), int(layer)) for source, layer in record.get(key) or ())
+
+        forms = tuple((str(s), int(n), str(form)) for s, n, form in record.get("forms") or ())
+        return cls(pairs("halves"), pairs("int8"), record.get("activations"), forms, bool(record.get("half")))
