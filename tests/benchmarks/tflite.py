@@ -3,8 +3,8 @@
     python -m tests.benchmarks.tflite [--geometry published] [--rows 256] [--weights fp32,int8] [--threads 1] [--json]
 
 All models come from one random checkpoint and are timed in turn, round by round, each in a process of its own that is
-started several times, so that their ratios hold when the machine's speed drifts. Each is made in a process of its own too; the plain model
-once, ours every time. ``--weights ''`` leaves ours out.
+started several times, so that their ratios hold when the machine's speed drifts. Each is made in a process of its own
+too; the plain model once, ours every time. ``--weights ''`` leaves ours out.
 
 The plain model is ``litert_torch.convert``, with its defaults, of the reference's one-token step: all state in, logits
 and next state out. One thing had to be replaced, since it doesn't convert: the n-gram hash. Its ``>>`` has no lowering,

@@ -76,7 +76,16 @@ def test_changelog_has_this_version() -> None:
 def test_contributing_names_what_exists() -> None:
     """The contracts that CONTRIBUTING and the architecture page lean on."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    members = {"folds_into_matrices", "activations", "half", "chunk_multiple", "compile", "open", "examine", "other_runtimes"}
+    members = {
+        "folds_into_matrices",
+        "activations",
+        "half",
+        "chunk_multiple",
+        "compile",
+        "open",
+        "examine",
+        "other_runtimes",
+    }
     facts = {"name", "status", "runtime", "fixed_shapes"}
     assert members <= set(dir(Target)) and facts <= set(Target.__annotations__)
     assert all(f"`{name}`" in text for name in members | facts)
