@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from needle_export.config.options import BuildOptions
-from needle_export.measure import latency
 from needle_export.measure.ledger import ledger_from_parts
 from needle_export.report.schema import (
     Artifact,
-    DecodeLatency,
     FileInfo,
     KeptFloat,
-    Latency,
     LeftToRuntime,
     LintNote,
     Nodes,
-    PrefillLatency,
     RuntimeCheck,
     Signature,
     Size,
@@ -84,21 +80,6 @@ def describe_artifact(
         },
         runtimes=runtimes,
         gpu_lint=tuple(LintNote(**asdict(found)) for found in facts.lint),
-    )
-
-
-def latency_of(times: dict[str, Any], threads: int, command: str) -> Latency:
-    """Measured times as the report has them."""
-    return Latency(
-        kind="measured",
-        host=latency.host(),
-        threads=threads,
-        command=command,
-        load_ms=times["load_ms"],
-        first_ms=times["first_ms"],
-        prefill=tuple(PrefillLatency(**p) for p in times["prefill"]),
-        decode=DecodeLatency(**times["decode"]),
-        peak_rss_bytes=times["peak_rss_bytes"],
     )
 
 

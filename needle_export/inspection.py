@@ -20,7 +20,7 @@ from needle_export.checkpoint.layout import ROLES, parameter_count, role_of
 from needle_export.checkpoint.resolve import resolve
 from needle_export.checkpoint.safetensors_file import parse_header
 from needle_export.config.progress import NullProgress, Progress
-from needle_export.errors import BadInput
+from needle_export.errors import BadInput, UsageError
 from needle_export.measure.ledger import (
     FULL_BITS,
     HeadShape,
@@ -33,16 +33,19 @@ from needle_export.measure.ledger import (
     rung_sizes,
 )
 
+PACKAGE_SUFFIX = ".mlpackage"
+"""What names of Core ML packages end in."""
+
 _FORMAT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The file itself; ``format`` is "safetensors", "cact" or "adapter"."""
+    """The file itself; ``format`` is "safetensors", "cact", "adapter" or "mlpackage", a folder, which has no hash."""
 
     path_name: str
     bytes: int
-    sha256: str
+    sha256: str | None
     format: str
     random: bool
 
@@ -96,32 +99,41 @@ class AdapterFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A file's facts; one of ``model`` and ``adapter`` is None."""
+    """A file's facts; one of ``model``, ``adapter`` and ``package`` is there.
+
+    Attributes:
+        package: of a Core ML package, as ``targets.coreml.evaluate.describe`` gives it; docs/report.md has its keys.
+    """
 
     file: FileFacts
     model: ModelFacts | None
     adapter: AdapterFacts | None
+    package: dict[str, Any] | None = None
 
 
 def inspect(spec: str, *, bits: float = 4.0, heads: Sequence[tuple[int, int]] = (), context: int = 1024,
             progress: Progress | None = None) -> Inspection:
-    """Reads a checkpoint, a container or an adapter and says what is in it.
+    """Reads a checkpoint, a container, an adapter or a Core ML package and says what is in it.
 
     Args:
-        spec: a path or ``hf:<owner>/<repo>[/<file>]``.
+        spec: a path, also of a folder that holds one Core ML package, or ``hf:<owner>/<repo>[/<file>]``.
         bits: a width to compute sizes for, besides 16.
         heads: head widths (qk, v) to compute the cost of.
         context: tokens for the size of the caches.
         progress: told about the stages.
 
     Raises:
-        BadInput: when the file is none of the three, or damaged.
-        UsageError: when a width or the context can't be.
-        Unsupported: when an ``hf:`` file can't be fetched.
+        BadInput: when the file is none of these, or damaged.
+        UsageError: when a width or the context can't be, or a folder holds several packages.
+        Unsupported: when an ``hf:`` file can't be fetched, or a package holds no ML program.
     """
     progress = progress or NullProgress()
     with progress.stage("find the file"):
         path = resolve(spec)
+    package = _package_at(path)
+    if package is not None:
+        with progress.stage("read the package"):
+            return _inspect_package(package)
     if _is_adapter(path):
         adapter = read_adapter(path)
         facts = FileFacts(adapter.path_name, path.stat().st_size, adapter.sha256, "adapter", random=False)
@@ -186,6 +198,28 @@ def _adapter_facts(adapter: Adapter) -> AdapterFacts:
     return AdapterFacts(rank=adapter.rank, scale=adapter.scale, base=adapter.base,
                         targets=tuple(sorted(adapter.pairs)), parameters=sum(by_role.values()),
                         parameters_by_role={role: count for role, count in by_role.items() if count})
+
+
+def _package_at(path: Path) -> Path | None:
+    """The Core ML package that a path names: the folder itself, or the only one in it."""
+    if not path.is_dir():
+        return None
+    if path.suffix == PACKAGE_SUFFIX or (path / "Manifest.json").is_file():
+        return path
+    found = sorted(p.name for p in path.glob(f"*{PACKAGE_SUFFIX}"))
+    if len(found) > 1:
+        raise UsageError(f"the folder holds {len(found)} packages", where=str(path),
+                         fix=f"name one of them: {', '.join(found)}")
+    return path / found[0] if found else None
+
+
+def _inspect_package(path: Path) -> Inspection:
+    from needle_export.targets.coreml.inspect import describe_package
+
+    described = describe_package(path)
+    stored = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    random = described["metadata"].get("needle.checkpoint.random") == "true"
+    return Inspection(FileFacts(path.resolve().name, stored, None, "mlpackage", random), None, None, described)
 
 
 def _is_adapter(path: Path) -> bool:

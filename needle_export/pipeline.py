@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict, replace
-from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
-from needle_export.assemble import describe_artifact, file_info, latency_of, sha256
+from needle_export.assemble import describe_artifact, file_info, sha256
 from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.publish import publish, stage
 from needle_export.checkpoint.adapter import merge_lora, read_adapter
@@ -21,8 +19,8 @@ from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
-from needle_export.errors import BadInput, Unsupported, UsageError, VerificationFailed
-from needle_export.measure import latency, parity, rounded, weights
+from needle_export.errors import BadInput, UsageError, VerificationFailed
+from needle_export.measure import parity, rounded, weights
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -30,28 +28,20 @@ from needle_export.report.schema import (
     AdapterInfo,
     Artifact,
     Report,
-    RuntimeCheck,
     Tool,
     dump_report,
     load_report,
 )
+from needle_export.runtimes import check_all, check_native
 from needle_export.targets import find_target
-from needle_export.targets.base import (
-    LoweringOptions,
-    OtherRuntime,
-    ReadsWeights,
-    RoundsResults,
-    RuntimeRefused,
-    Target,
-)
+from needle_export.targets.base import LoweringOptions, ReadsWeights, RoundsResults, Target
+from needle_export.timing import STEPS, check_measurable, usual_prompts, with_latency
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
 
 #: What a later verification compares against, beside the artifact.
 REFERENCE_NAME = "reference.npz"
-
-_BENCH_PROMPTS, _BENCH_STEPS = (64, 256), 64
 
 
 def build(options: BuildOptions, progress: Progress) -> Report:
@@ -88,7 +78,8 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
         measured["weights"] = equal
-        runtimes = _runtimes(target, others, measured, options, progress, cases)
+        runtimes, told = check_all(target, others, measured, options.weights, cases, progress)
+        compiled.notes += told
         report = Report(
             SCHEMA,
             Tool("needle-export", __version__),
@@ -98,14 +89,14 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         )
         # An evaluator's own speed says nothing about a device's.
         if options.bench and target.status == "verified-on-runtime":
-            report = _with_latency(
+            report = with_latency(
                 report,
                 folder,
-                options.threads,
-                min(_BENCH_STEPS, options.context),
-                _usual_prompts(options.context),
-                progress,
-                options.out,
+                threads=options.threads,
+                steps=min(STEPS, options.context),
+                prompts=usual_prompts(options.context),
+                progress=progress,
+                shown=options.out,
             )
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
@@ -162,11 +153,16 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
 
     Without a checkpoint it is compared with what the build recorded of the reference (every position's best
     token and a sample of logit columns); with one, with the reference itself, and its matrices with the reference's.
+    An artifact that an evaluator verifies is also compared in the runtime that it is for, if this machine has it.
+
+    Returns:
+        The folder's report, with what became of its artifacts in such a runtime, here.
 
     Raises:
         VerificationFailed: a file isn't the one described, or the artifact computes something else.
     """
     report, fix = load_report(dist), "build it again, and compare the versions in the report"
+    checked = []
     for artifact in report.artifacts:
         _check_files(dist, artifact)
         target = find_target(artifact.target)
@@ -183,38 +179,46 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
         fault = parity.judge(measured, tolerance)
         if fault:
             raise VerificationFailed(fault, where=str(dist), fix=fix)
-    return report
+        others = target.other_runtimes(dist) if target.status == "verified-by-evaluator" else []
+        checked.append(check_native(artifact, others, tolerance, cases, columns, dist, progress))
+    return replace(report, artifacts=tuple(checked))
 
 
 def bench(
-    dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...] | None, progress: Progress
+    dist: Path,
+    *,
+    threads: int,
+    steps: int,
+    prompt: tuple[int, ...] | None,
+    progress: Progress,
+    compute_units: str | None = None,
 ) -> Report:
     """The report of a published folder with times measured now, on this machine.
 
     Args:
         prompt: prompt lengths to time; None takes the usual ones that the context has room for.
+        compute_units: one of ``COMPUTE_UNITS`` for artifacts that run in Core ML; None takes all.
 
     Raises:
-        UsageError: a prompt or the number of steps is longer than the context.
+        UsageError: a prompt or the number of steps is longer than the context, or a choice is another target's.
         Unsupported: the artifact's runtime isn't on this machine.
     """
     report = load_report(dist)
-    for artifact in report.artifacts:
-        if find_target(artifact.target).status != "verified-on-runtime":
-            raise Unsupported(
-                f"a {artifact.target} artifact doesn't run here, and the evaluator's speed isn't a device's",
-                where=str(dist),
-                fix="measure it on a device",
-            )
+    check_measurable(report, dist, threads, compute_units)
     context = int(_recorded_option(report, "context"))
     for option, length in [("--prompt", n) for n in prompt or ()] + [("--steps", steps)]:
         if length > context:
             raise UsageError(f"{length} tokens don't fit in the context of {context}", where=option)
-    return _with_latency(report, dist, threads, steps, prompt or _usual_prompts(context), progress, dist)
-
-
-def _usual_prompts(context: int) -> tuple[int, ...]:
-    return tuple(n for n in _BENCH_PROMPTS if n <= context) or (context,)
+    return with_latency(
+        report,
+        dist,
+        threads=threads,
+        steps=steps,
+        prompts=prompt or usual_prompts(context),
+        progress=progress,
+        shown=dist,
+        compute_units=compute_units,
+    )
 
 
 def _recorded_option(report: Report, key: str) -> Any:
@@ -297,37 +301,6 @@ def _verify_new(
     return table
 
 
-def _runtimes(
-    target: Target,
-    others: list[OtherRuntime],
-    table: dict[str, Any],
-    options: BuildOptions,
-    progress: Progress,
-    cases: list[parity.Case],
-) -> tuple[RuntimeCheck, ...]:
-    """What became of a fresh artifact, verified in its own runtime, in every runtime that its target knows of."""
-    tolerance = parity.recorded_tolerance(options.weights, table)
-    ours = target.status == "verified-by-evaluator"
-    known = __version__ if ours else distribution_version(target.runtime)
-    checks = [RuntimeCheck(target.runtime, known, True, True, table["max_abs"], "")]
-    for other in others:
-        if other.open is None:
-            checks.append(RuntimeCheck(other.name, other.version, None, None, None, other.reason))
-            continue
-        try:
-            with closing(other.open()) as runner, progress.stage(f"run in {other.name}", len(cases)) as task:
-                measured = parity.compare(runner, cases, None, task.advance)
-        except RuntimeRefused as refusal:
-            checks.append(RuntimeCheck(other.name, other.version, False, None, None, str(refusal)))
-            continue
-        except VerificationFailed as failure:
-            checks.append(RuntimeCheck(other.name, other.version, True, False, None, failure.what))
-            continue
-        fault = parity.judge(measured, tolerance) or ""
-        checks.append(RuntimeCheck(other.name, other.version, True, not fault, measured.max_abs, fault))
-    return tuple(checks)
-
-
 def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
     expected = artifact.parity.get("reference", {})
     path = dist / REFERENCE_NAME
@@ -373,24 +346,3 @@ def _check_files(dist: Path, artifact: Artifact) -> None:
                 where=str(path),
                 fix="build it again or copy it again",
             )
-
-
-def _with_latency(
-    report: Report,
-    folder: Path,
-    threads: int,
-    steps: int,
-    prompts: tuple[int, ...],
-    progress: Progress,
-    shown: Path,
-) -> Report:
-    command = f"needle-export bench {shown} --threads {threads} --steps {steps} --prompt {','.join(map(str, prompts))}"
-    artifacts = []
-    for artifact in report.artifacts:
-        vocab = report.checkpoint.geometry["out_vocab"] or report.checkpoint.geometry["vocab_size"]
-        with progress.stage(f"measure {artifact.target}"):
-            times = latency.measure(
-                artifact.target, folder, vocab, threads=threads, steps=steps, prompts=prompts
-            )
-        artifacts.append(replace(artifact, latency=latency_of(times, threads, command)))
-    return replace(report, artifacts=tuple(artifacts))

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-PIPELINE = frozenset({"pipeline", "compile", "inspection", "provenance", "assemble"})
+PIPELINE = frozenset({"pipeline", "compile", "inspection", "provenance", "assemble", "runtimes", "timing"})
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})

@@ -9,8 +9,8 @@ from needle_export.cli.shared import define, head_widths, json_option, print_ins
 
 @define("inspect", "inspect needle3.safetensors", "inspect needle3.cact --bits 2",
         "inspect needle3.safetensors --head 64/64,48/64,32/64 --context 4096",
-        "inspect hf:Cactus-Compute/needle3 --json")
-@click.argument("checkpoint")
+        "inspect hf:Cactus-Compute/needle3 --json", "inspect dist-coreml/model.mlpackage")
+@click.argument("checkpoint", metavar="FILE")
 @click.option("--bits", type=float, default=4.0, show_default=True, metavar="N",
               help="Width of a weight that sizes are computed for, beside 16.")
 @click.option("--head", "heads", type=head_widths, metavar="QK/V,...",
@@ -22,7 +22,9 @@ def command(checkpoint: str, bits: float, heads: tuple[tuple[int, int], ...] | N
             as_json: bool) -> None:
     """Show what a file is and where its bytes go.
 
-    CHECKPOINT is a checkpoint, a .cact container or a LoRA adapter. Nothing is exported.
+    FILE is a checkpoint, a .cact container, a LoRA adapter or a Core ML package, also one that another tool made,
+    or the folder of a build with one in it. Nothing is exported. A package has no sizes at other widths, so --bits,
+    --head and --context say nothing about it.
     """
     from needle_export.inspection import inspect
 

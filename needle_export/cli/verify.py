@@ -18,7 +18,8 @@ def command(folder: Path, checkpoint: str | None, as_json: bool) -> None:
     """Check a published build again, later or on another machine.
 
     DIR is a folder that a build has written. Its files must be those that the report lists, and the
-    artifact must still answer in this machine's runtime as it did when it was built.
+    artifact must still answer in this machine's runtime as it did when it was built. A Core ML build is
+    compared in our evaluator, and on macOS in Core ML too; elsewhere the report says that it wasn't.
     """
     from needle_export import pipeline
 

@@ -36,6 +36,9 @@ DEFAULT_SYSTEM = "ios18"
 OLD_SYSTEM_SCHEMES = ("fp32", "fp16", "int8")
 """What a Core ML package can hold before iOS 18, which brought 4-bit blocks and palettes by group."""
 
+COMPUTE_UNITS = ("all", "cpu", "cpu-gpu", "cpu-ne")
+"""What ``--compute-units`` takes: where Core ML may run ops. The first is its own choice."""
+
 MIN_LAYERS = 2
 """The shallowest rung of a ladder."""
 

@@ -49,7 +49,7 @@ def host() -> str:
 def time_session(
     open_session: Callable[[], Session], vocab: int, steps: int, prompts: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Load, first token, prompts and decode of one session; milliseconds and bytes.
+    """Load, first token, prompts and decode of one session; milliseconds and bytes, and what the session tells.
 
     Args:
         open_session: opens the artifact; its time is the load time.
@@ -89,13 +89,16 @@ def time_session(
     for _ in range(warm):
         session.feed(tokens(1))
     times = [timed(tokens(1)) for _ in range(count)]
+    peak = peak_rss()
     p50, p95 = (float(np.percentile(times, q)) for q in (50, 95))
     return {
         "load_ms": load * 1e3,
         "first_ms": first,
         "prefill": prefill,
         "decode": {"ms_p50": p50, "ms_p95": p95, "tokens_per_s": 1e3 / p50, "position": before + warm},
-        "peak_rss_bytes": peak_rss(),
+        "peak_rss_bytes": peak,
+        # Asked last, as an answer may take work of its own.
+        "told": list(session.told()) if hasattr(session, "told") else [],
     }
 
 
@@ -119,9 +122,19 @@ def peak_rss() -> int | None:
 
 
 def measure(
-    target: str, folder: Path, vocab: int, *, threads: int, steps: int, prompts: tuple[int, ...]
+    target: str,
+    folder: Path,
+    vocab: int,
+    *,
+    threads: int,
+    steps: int,
+    prompts: tuple[int, ...],
+    compute_units: str | None = None,
 ) -> dict[str, Any]:
     """Time an artifact in a fresh process.
+
+    Args:
+        compute_units: to use in the runtime that the artifact is for; None times the one that verifies it.
 
     Raises:
         BadInput: the process failed; its last words are in the message.
@@ -133,6 +146,7 @@ def measure(
         "threads": threads,
         "steps": steps,
         "prompts": list(prompts),
+        "compute_units": compute_units,
     }
     process = subprocess.run(
         [sys.executable, "-m", "needle_export.measure.worker", json.dumps(request)],

@@ -6,17 +6,26 @@ import json
 import sys
 from pathlib import Path
 
-from needle_export.measure.latency import time_session
+from needle_export.measure.latency import Session, time_session
 
 
 def main() -> None:
     """Read the request from the command line, write the answer to standard output."""
     from needle_export.targets import find_target
+    from needle_export.targets.base import RunsNatively
 
     request = json.loads(sys.argv[1])
-    target = find_target(request["target"])
+    target, units = find_target(request["target"]), request["compute_units"]
+
+    def open_session() -> Session:
+        folder = Path(request["folder"])
+        if units is not None and isinstance(target, RunsNatively):
+            native: Session = target.open_native(folder, compute_units=units)
+            return native
+        return target.open(folder, threads=request["threads"])
+
     answer = time_session(
-        lambda: target.open(Path(request["folder"]), threads=request["threads"]),
+        open_session,
         request["vocab"],
         request["steps"],
         tuple(request["prompts"]),

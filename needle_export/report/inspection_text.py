@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from needle_export.report.package_text import package_facts
 from needle_export.report.text import Page
 from needle_export.report.units import percent, plural, signed_size, size, whole
 from needle_export.report.view import ROLE_MEANINGS, Fact, Section
@@ -11,7 +12,8 @@ from needle_export.report.view import ROLE_MEANINGS, Fact, Section
 if TYPE_CHECKING:
     from needle_export.inspection import AdapterFacts, Inspection, ModelFacts
 
-_FORMATS = {"safetensors": "checkpoint (safetensors)", "cact": "container (.cact)", "adapter": "LoRA adapter"}
+_FORMATS = {"safetensors": "checkpoint (safetensors)", "cact": "container (.cact)", "adapter": "LoRA adapter",
+            "mlpackage": "Core ML package"}
 
 
 def render_inspection(inspection: Inspection, *, color: bool = False, width: int = 100) -> str:
@@ -21,11 +23,14 @@ def render_inspection(inspection: Inspection, *, color: bool = False, width: int
     page.title(f"{file.path_name}: {_FORMATS[file.format]}, {size(file.bytes)}")
     if file.random:
         page.warning("RANDOM WEIGHTS, made for tests: sizes and speeds are real, answers mean nothing")
-    page.facts([Fact("SHA-256", file.sha256)])
+    if file.sha256 is not None:
+        page.facts([Fact("SHA-256", file.sha256)])
     if inspection.model is not None:
         _model(page, inspection.model, file.bytes)
     if inspection.adapter is not None:
         _adapter(page, inspection.adapter)
+    if inspection.package is not None:
+        package_facts(page, inspection.package)
     return page.text()
 
 

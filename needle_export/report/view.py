@@ -173,8 +173,8 @@ def _latency_facts(latency: Latency | None) -> list[Fact]:
         load.append(f"peak memory {size(latency.peak_rss_bytes)}")
     if load:
         out.append(Fact("start", f"{', '.join(load)} ({latency.kind})"))
-    out.append(Fact(latency.kind, f"on {latency.host}, {plural(latency.threads, 'thread')}, by: "
-                    f"{latency.command}"))
+    threads = plural(latency.threads, "thread") if latency.threads else "threads as the runtime chooses"
+    out.append(Fact(latency.kind, f"on {latency.host}, {threads}, by: {latency.command}"))
     return out
 
 

@@ -165,12 +165,15 @@ class OtherRuntime:
         name, version: of the runtime; no version where it isn't known.
         open: opens the artifact there, or None where it can't be tried.
         reason: why it can't, if so.
+        native: it is the one that the format is for, of a target that is verified by an evaluator. It computes in half
+            precision and is judged by that, and ``verify`` tries it too.
     """
 
     name: str
     version: str
     open: Callable[[], Any] | None
     reason: str = ""
+    native: bool = False
 
 
 class RuntimeRefused(Exception):
@@ -302,3 +305,21 @@ class RoundsResults(Protocol):
 
     def rounded(self, folder: Path) -> Any:
         """A runner as :meth:`Target.open` gives it, with ``findings``: overflows and NaN by op."""
+
+
+@runtime_checkable
+class RunsNatively(Protocol):
+    """A target that is verified by an evaluator, and whose own runtime some machines have."""
+
+    def missing(self) -> str:
+        """Why that runtime can't be used on this machine, in one clause, or empty."""
+
+    def open_native(self, folder: Path, *, compute_units: str) -> Any:
+        """A runner in that runtime, with ``told``, what a report should say about its run, and ``close``.
+
+        Raises:
+            RuntimeRefused: the runtime doesn't load the artifact; a call may raise it too.
+        """
+
+    def machine(self, compute_units: str) -> str:
+        """What a time that was measured there was measured on, in words."""

@@ -89,8 +89,12 @@ def test_bench(run: Run, dist: Path) -> None:
     assert run("bench", str(dist)).exit_code == 0
     result = run("bench", str(dist), "--threads", "2", "--steps", "9", "--prompt", "8, 16", "--json")
     assert json.loads(result.stdout)["artifacts"][0]["latency"]["kind"] == "measured"
-    assert calls() == [("bench", {"dist": dist, "threads": 1, "steps": 64, "prompt": None}),
-                       ("bench", {"dist": dist, "threads": 2, "steps": 9, "prompt": (8, 16)})]
+    assert run("bench", str(dist), "--compute-units", "cpu-ne").exit_code == 0
+    usual = {"dist": dist, "threads": 1, "steps": 64, "prompt": None, "compute_units": None}
+    assert calls() == [("bench", usual),
+                       ("bench", {**usual, "threads": 2, "steps": 9, "prompt": (8, 16)}),
+                       ("bench", {**usual, "compute_units": "cpu-ne"})]
+    assert run("bench", str(dist), "--compute-units", "ne").exit_code == 2
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])

@@ -89,8 +89,11 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
     return report
 
 
-def bench(dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress) -> Report:
-    CALLS.append(("bench", {"dist": dist, "threads": threads, "steps": steps, "prompt": prompt}))
+def bench(
+    dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress, compute_units: str | None
+) -> Report:
+    asked = {"threads": threads, "steps": steps, "prompt": prompt, "compute_units": compute_units}
+    CALLS.append(("bench", {"dist": dist, **asked}))
     _behave(progress)
     return dataclasses.replace(load_report(dist))
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.errors import BadInput, UsageError
-from needle_export.targets.base import Floats, Tokens
+from needle_export.errors import BadInput
+from needle_export.targets.base import Floats
 from needle_export.targets.coreml import contract
 from needle_export.targets.coreml.contract import STREAM
 from needle_export.targets.coreml.evaluate import load_package
-from needle_export.targets.coreml.host import Host
+from needle_export.targets.coreml.sequence import Sequence
 
 #: As the lowering names ops: block, then a running number; the last op of a block holds its stream.
 _NAME = re.compile(STREAM + r"(\d+)_(\d+)")
@@ -37,7 +38,7 @@ def read_contract(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     return found
 
 
-class EvaluatorRunner:
+class EvaluatorRunner(Sequence):
     """One sequence in the evaluator.
 
     Args:
@@ -66,7 +67,7 @@ class EvaluatorRunner:
         packages = {"": load_package(path)}
         facts = read_contract(packages[""].metadata, path)
         # Caches that the host keeps are rounded when everything is.
-        self.host = Host(facts, "float32" if precision == "float32" else None)
+        super().__init__(facts, "float32" if precision == "float32" else None)
         #: By bucket: evaluator and function.
         self.functions: dict[int, tuple[Any, str]] = {}
         several = Evaluator(packages[""], precision=precision, threads=threads)
@@ -79,8 +80,7 @@ class EvaluatorRunner:
             own = folder / contract.package_name(name, "ios17")
             evaluator = several if bucket == 1 else Evaluator(load_package(own), precision=precision, threads=threads)
             self.functions[bucket] = (evaluator, "main")
-        self.context, self.inner = self.host.context, inner
-        self.max_chunk = max(self.host.buckets, default=1)
+        self.inner = inner
         self._last: tuple[Any, str, int] | None = None
 
     @property
@@ -89,55 +89,22 @@ class EvaluatorRunner:
         unique = {id(e): e for e, _ in self.functions.values()}
         return [finding for evaluator in unique.values() for finding in evaluator.findings]
 
-    def reset(self) -> None:
-        """Forget the sequence."""
-        self.host.reset()
+    def _forget(self) -> None:
         for evaluator, _ in self.functions.values():
             evaluator.reset()
 
-    def feed(self, tokens: Tokens) -> Floats:
-        """Append tokens [T]; logits [T, V]."""
-        if self.host.position + len(tokens) > self.context:
-            raise UsageError(
-                f"{self.host.position + len(tokens)} tokens don't fit in a context of {self.context}",
-                fix="build with a larger --context",
-            )
-        parts, start = [], 0
-        for count, bucket in self.host.plan(len(tokens)):
-            parts.append(self._call(tokens[start : start + count], bucket))
-            start += count
-        return np.concatenate(parts) if parts else np.zeros((0, self.host.vocab), np.float32)
-
-    def _call(self, tokens: Tokens, bucket: int) -> Floats:
+    def _call(self, bucket: int, given: dict[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         evaluator, name = self.functions[bucket]
         if self.inner:
             names = [op.name for op in evaluator.package.function(name).ops if _NAME.fullmatch(op.name)]
             evaluator.watch(names)
-        given = self.host.inputs(tokens, bucket)
-        results = evaluator.run(name, given)
-        if not self.host.stateful:
-            self.host.keep(results, len(tokens))
-        self.host.advance(tokens)
-        self._last = (evaluator, name, len(tokens))
-        logits: Floats = np.asarray(results["logits"][: len(tokens)], np.float32)
-        return logits
+        results: Mapping[str, NDArray[Any]] = evaluator.run(name, given)
+        self._last = (evaluator, name, int(given["count"][0]) if "count" in given else 1)
+        return results
 
-    def state(self) -> dict[str, NDArray[Any]]:
-        """State by name in the reference's layout: caches [rows in use, G, D], histories [R, C]."""
-        held = self.host.caches if not self.host.stateful else self.functions[1][0].state
-        found: dict[str, NDArray[Any]] = {}
-        for s in self.host.contract["state"]:
-            if s["kind"] == "tokens":
-                found[s["name"]] = self.host.history.copy()
-                continue
-            value = np.asarray(held[s["port"]], np.float32)
-            if s["kind"] in ("keys", "values"):
-                groups = value.shape[0]
-                rows = value.reshape(groups, -1, s["width"])[:, : min(self.host.position, s["rows"])]
-                found[s["name"]] = np.ascontiguousarray(rows.swapaxes(0, 1))
-            else:
-                found[s["name"]] = (value[s["index"]] if s["index"] >= 0 else value).copy()
-        return found
+    def _held(self, port: str) -> NDArray[Any]:
+        held: NDArray[Any] = self.functions[1][0].state[port]
+        return held
 
     def streams(self) -> dict[int, Floats]:
         """The stream after each block of the last call, [T, n, C], for a runner opened with ``inner``."""

@@ -12,16 +12,15 @@ from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
 from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs
-from needle_export.targets.coreml import contract
+from needle_export.targets.coreml import apple, contract
 from needle_export.targets.coreml.quiet import quietly
 from needle_export.targets.coreml.session import EvaluatorRunner
 
 #: What a host may take over as it is; they lie beside this module.
 HOST_FILES = ("host.py", "NeedleHost.swift", "NeedleModel.swift")
 
-_EVALUATED = (
-    "verified by evaluating the saved package op by op on this machine, not by Core ML: no Apple device took part"
-)
+_EVALUATED = "verified by evaluating the saved package op by op on this machine, not by Core ML"
+_NO_DEVICE = ": no Apple device took part in that"
 
 
 class CoremlTarget:
@@ -119,8 +118,23 @@ class CoremlTarget:
         return Facts()
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
-        """Core ML itself runs on Apple's systems only."""
-        return []
+        """Core ML itself, where macOS is present."""
+        if what := self.missing():
+            return [OtherRuntime("Core ML", "", None, f"not tried: {what}", native=True)]
+        version = f"of macOS {apple.macos_version()}, compute units {apple.DEFAULT_UNITS}"
+        return [OtherRuntime("Core ML", version, lambda: self.open_native(folder), native=True)]
+
+    def missing(self) -> str:
+        """Why Core ML can't be used on this machine, or empty; see :class:`targets.base.RunsNatively`."""
+        return apple.missing()
+
+    def open_native(self, folder: Path, *, compute_units: str = apple.DEFAULT_UNITS) -> apple.AppleRunner:
+        """Open an artifact in Core ML; see :class:`targets.base.RunsNatively`."""
+        return apple.AppleRunner(folder, compute_units=compute_units)
+
+    def machine(self, compute_units: str) -> str:
+        """This Mac and the compute units in words."""
+        return apple.machine(compute_units)
 
 
 def _ngrams(program: Program) -> dict[str, Any]:
@@ -138,7 +152,7 @@ def _notes(
 ) -> list[str]:
     counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions[contract.DECODE].items())
     notes = [
-        f"for {system.replace('ios', 'iOS ')} and later; {_EVALUATED}",
+        f"for {system.replace('ios', 'iOS ')} and later; {_EVALUATED}{'' if apple.available() else _NO_DEVICE}",
         f"ops of decode by the type of their result: {counts}",
         "n-gram rows, slots and masks are computed by the host: host.py and the Swift files beside the package do it",
     ]

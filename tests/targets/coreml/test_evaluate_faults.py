@@ -13,7 +13,7 @@ import pytest
 from needle_export.errors import BadInput, NeedleExportError, UsageError
 from needle_export.targets.coreml.evaluate import Evaluator, load_package
 from needle_export.targets.coreml.evaluate.call import UnknownOp
-from needle_export.targets.coreml.inspect import describe_package, package_rows
+from needle_export.targets.coreml.inspect import describe_package
 from tests.targets.coreml.packages import SPEC, WEIGHTS, Array, copied, operations, read_spec, whole, write_spec
 from tests.targets.coreml.stepping import X, two_functions
 
@@ -270,7 +270,7 @@ def test_random_damage_is_an_error_of_ours_or_none(package: Path, tmp_path: Path
         damaged[rng.integers(len(raw))] = rng.integers(256)
         (path / SPEC).write_bytes(damaged)
         try:
-            package_rows(describe_package(path))
+            describe_package(path)
             both(path)
         except NeedleExportError as error:
             assert "\n" not in error.sentence

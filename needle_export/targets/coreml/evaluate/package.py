@@ -65,11 +65,12 @@ class Package:
         return describe(self)
 
 
-def load_package(path: Path | str) -> Package:
+def load_package(path: Path | str, *, evaluable: bool = True) -> Package:
     """Read a package; no constant is read from its weight file, and every reference to one is checked.
 
     Args:
         path: of the .mlpackage folder.
+        evaluable: whether it must be in an opset that the evaluator knows; a description needs none.
 
     Raises:
         BadInput: a part is missing, damaged or cut short, or parts contradict each other.
@@ -88,7 +89,7 @@ def load_package(path: Path | str) -> Package:
         raise BadInput("the model specification is cut short: it has no model", where=str(spec_path), fix=_AGAIN)
     if kind != "mlProgram":
         raise Unsupported(
-            "the package holds no ML program", where=str(path), fix="only packages of that kind can be evaluated"
+            f"the package holds no ML program (it is a {kind})", where=str(path), fix="only programs can be read"
         )
     weights: dict[str, WeightFile] = {}
 
@@ -101,7 +102,7 @@ def load_package(path: Path | str) -> Package:
     functions: dict[str, FunctionInfo] = {}
     for name in sorted(model.mlProgram.functions):
         function = reader.function(name, model.mlProgram.functions[name])
-        if function.opset not in OPSETS:
+        if evaluable and function.opset not in OPSETS:
             raise Unsupported(
                 f"function {name!r} is written in opset {function.opset!r}",
                 where=str(path),
