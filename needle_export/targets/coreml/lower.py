@@ -74,9 +74,9 @@ class Exporter:
             results = _results(builder, program, outputs)
             function.set_outputs([r.value for r in results])
         self.functions[name] = function
-        ops = [o for o in function.operations if o.op_type != "const" and not o.op_type.startswith("constexpr")]
-        self.counts[name] = dict(Counter(o.op_type for o in ops).most_common())
-        self.precisions[name] = dict(Counter(_type_name(o.outputs[0].dtype) for o in ops).most_common())
+        ops = [found for o in function.operations for found in _saved(o)]
+        self.counts[name] = dict(Counter(kind for kind, _ in ops).most_common())
+        self.precisions[name] = dict(Counter(precision for _, precision in ops).most_common())
 
     def write(self, path: Path, contract: str, metadata: Mapping[str, str]) -> list[Path]:
         """Write the package, and return where; no pass of the converter touches what the lowerings chose.
@@ -134,6 +134,16 @@ def _settle(path: Path) -> None:
     manifest["itemInfoEntries"] = dict(entries)
     manifest["rootModelIdentifier"] = ids[manifest["rootModelIdentifier"]]
     (path / "Manifest.json").write_text(json.dumps(manifest, indent=4) + "\n", encoding="utf-8")
+
+
+def _saved(op: Any) -> list[tuple[str, str]]:
+    """What an op is in the file, with the type of its result: nothing if a constant, up to two if a state's update."""
+    precision = _type_name(op.outputs[0].dtype)
+    if op.op_type == "const" or op.op_type.startswith("constexpr"):
+        return []
+    if op.op_type != "coreml_update_state":
+        return [(op.op_type, precision)]
+    return [("write_state", precision), *([("read_state", precision)] if op.outputs[0].child_ops else [])]
 
 
 def _type_name(dtype: Any) -> str:
