@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import coreml_builds
 from tests.support.tflite_builds import Builds
 
 
@@ -11,3 +12,9 @@ from tests.support.tflite_builds import Builds
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     """TFLite builds of the small model by scheme."""
     return Builds(tmp_path_factory.mktemp("tflite"))
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> coreml_builds.Builds:
+    """Core ML builds of the small model by what they were asked for."""
+    return coreml_builds.Builds(tmp_path_factory.mktemp("coreml"))
