@@ -43,9 +43,6 @@ MAX_CHUNK = 128
 #: How often the reference runs with its last bits moved.
 _JITTERS = 3
 
-#: Tokens that show what half precision of all weights costs; the program takes them one by one.
-_HALF_PROBE = 48
-
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
 
@@ -101,7 +98,7 @@ class Compiler:
         self.sensitivity: parity.Sensitivity | None = None
         #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
         self.products: Callable[..., Any] = nullcontext
-        #: The decode program with the numbers of the files, where those are no checkpoint tensor's.
+        #: The step with the numbers of the files, where those are no checkpoint tensor's; T is symbolic.
         self.stored_program: Program | None = None
         self.places: dict[str, list[tuple[str, int]]] = {}
         self.left: dict[str, list[Left]] = {}
@@ -260,10 +257,8 @@ class Compiler:
             round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
         if scheme.half:
             # Traced anew, so that constants are folded into the rounded weights.
-            self.stored_program = self.program(1)
+            self.stored_program = self.program(None)
             round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
-            probe = probe[:_HALF_PROBE]
-            before = before[:_HALF_PROBE]
         with torch.inference_mode(), self.products():
             after = self._logits(probe)
         self.scheme_loss = {
@@ -309,7 +304,7 @@ class Compiler:
 
     def _stepper(self) -> Stepper:
         assert self.stored_program is not None
-        return Stepper(self.stored_program, empty_state(self.states))
+        return Stepper(self.stored_program, empty_state(self.states), self.max_chunk)
 
     def _run(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
         if self.stored_program is not None:
@@ -354,9 +349,9 @@ class Compiler:
         if self.stored_program is None:
             return list(self.net.streams(tokens)[1:])
         stepper = self._stepper()
-        steps = [stepper.step(int(t))[1] for t in tokens[:count]]
+        chunks = [stepper.chunk(piece)[1] for piece in stepper.pieces(tokens[: max(count, 2)].numpy())]
         # A block whose stream nothing reads is left out, as the artifact leaves it out.
-        return [torch.cat([s[block] for s in steps]) for block in sorted(steps[0])]
+        return [torch.cat([c[block] for c in chunks]) for block in sorted(chunks[0])]
 
     def locate(self, runner: InnerRunner, case: parity.Case, tolerance: float) -> str:
         """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""

@@ -1,4 +1,4 @@
-"""A fused decode step run in torch, token by token, with the weights that it holds."""
+"""A fused step run in torch, with the weights that it holds: token by token, or in chunks where T is symbolic."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ class Stepper:
     """One sequence through a decode program.
 
     Args:
-        program: of one row, without probe heads.
+        program: of one row, or of a symbolic number of rows (2 and more); without probe heads.
         state: before the first token, by name.
+        max_chunk: the longest chunk of a symbolic program.
     """
 
-    def __init__(self, program: Program, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, program: Program, state: Mapping[str, Tensor], max_chunk: int = 1) -> None:
         self.program = program
+        self.max_chunk = max_chunk if program.rows is None else 1
         self.state = {name: value.clone() for name, value in state.items()}
         self.position = 0
         self._run = _Interpreter(program)
 
     def step(self, token: int) -> tuple[Tensor, dict[int, Tensor]]:
         """One token: logits [V], and the stream behind each block [1, n, C]."""
+        logits, streams = self.chunk(np.array([token]))
+        return logits[0], streams
+
+    def chunk(self, tokens: NDArray[np.int64]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Tokens [T] of one call: logits [T, V], and the stream behind each block [T, n, C]."""
         given: dict[str, Tensor] = {
-            "tokens": torch.tensor([token]),
+            "tokens": torch.from_numpy(np.asarray(tokens, np.int64)),
             "position": torch.tensor([self.position]),
             **self.state,
         }
@@ -39,12 +46,23 @@ class Stepper:
         named = dict(zip(self.program.outputs, results, strict=True))
         logits = named.pop("logits")
         self.state = {name.removesuffix("_next"): value for name, value in named.items()}
-        self.position += 1
-        return logits[0], streams
+        self.position += len(tokens)
+        return logits, streams
 
     def feed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Tokens [T] one after another; logits [T, V]."""
-        return torch.stack([self.step(int(t))[0] for t in tokens]).numpy()
+        """Tokens [T] in as few calls as the program takes; logits [T, V]."""
+        return torch.cat([self.chunk(piece)[0] for piece in self.pieces(tokens)]).numpy()
+
+    def pieces(self, tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Chunks that the program takes: none of a single token where T is symbolic."""
+        found, start = [], 0
+        while start < len(tokens):
+            size = min(self.max_chunk, len(tokens) - start)
+            if self.program.rows is None and len(tokens) - start - size == 1:
+                size -= 1
+            found.append(tokens[start : start + size])
+            start += size
+        return found
 
 
 class _Interpreter(fx.Interpreter):
