@@ -65,7 +65,7 @@ class Builds:
 
         def program(compiler: Compiler, rows: int | None) -> Program:
             key = (rows, compiler.context, compiler.fold_into_matrices, compiler.scheme)
-            phase = "decode" if rows == 1 else f"prefill_{rows}"
+            phase = {1: "decode", None: "prefill"}.get(rows, f"prefill_{rows}")
             if key not in self._programs:
                 made = right(compiler, rows)
                 self._programs[key] = made, compiler.places[phase], compiler.left[phase]
