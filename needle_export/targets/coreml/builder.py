@@ -76,7 +76,7 @@ class Builder:
         """Name the ops that follow after an FX node and its block; those that end in a block's stream, after it."""
         kind = getattr(node.target, "_opname", None) or str(node.target).split(".")[-2:][0]
         layer = layer_of(node)
-        self._place = f"block_{layer:02d}_{kind}" if layer >= 0 else str(kind)
+        self._place = f"b{layer}_{short_kind(str(kind))}" if layer >= 0 else str(kind)
         if node in self._streams:
             self._place = f"{STREAM}{self._streams[node]:02d}"
 
@@ -249,3 +249,11 @@ class Builder:
     def put(self, node: FxNode, value: Ref) -> None:
         """Record what an FX node became."""
         self.env[node] = value
+
+
+def short_kind(kind: str) -> str:
+    """Of an op of the program, for names: initials of words, or three letters of one.
+
+    Every name is written three times and more, and in full they would be a fifth of the specification.
+    """
+    return "".join(word[0] for word in kind.split("_")) if "_" in kind else kind[:3]
