@@ -276,7 +276,7 @@ def test_the_usual_buckets_are_those_that_fit(builds, tmp_path):
 )
 def test_the_usual_buckets(context, ring, expected, builds, tmp_path):
     asked = options(builds.checkpoint, tmp_path, context=context, buckets=None)
-    assert pipeline._buckets(asked, SimpleNamespace(ring_rows=ring)) == expected
+    assert pipeline._buckets(asked, SimpleNamespace(ring_rows=ring), 1) == expected
 
 
 def test_without_a_prefill_prompts_go_through_decode(builds, tmp_path):
