@@ -58,13 +58,14 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         target = find_target(options.target)
+        multiple = target.chunk_multiple(compiler.states, options.os)
         lowering = LoweringOptions(
             options.weights,
             options.context,
             options.opset,
             compiler.max_chunk,
             metadata(checkpoint, options),
-            _buckets(options, compiler, target.chunk_multiple(compiler.states)) if target.fixed_shapes else (),
+            _buckets(options, compiler, multiple) if target.fixed_shapes else (),
             options.heads,
             options.os,
         )

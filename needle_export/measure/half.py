@@ -7,8 +7,6 @@ whole. The two limits leave room for that and none for a fault: see the constant
 
 from __future__ import annotations
 
-import math
-
 from needle_export.measure.parity import Measured
 
 #: Share of forced decode steps whose best token must be the reference's. Half precision decides between two logits that
@@ -22,13 +20,6 @@ LEAST_ARGMAX = 0.9
 LEAST_SQNR_DB = 30.0
 
 
-def sqnr_db(measured: Measured) -> float:
-    """Signal to error over all logits compared, in decibels; infinite where there is no error."""
-    if not measured.error:
-        return math.inf
-    return 10 * math.log10(measured.signal / measured.error) if measured.signal else -math.inf
-
-
 def argmax_share(measured: Measured) -> float:
     """Share of decode steps whose best token is the reference's; 1 where none was compared."""
     return measured.argmax_equal / measured.steps if measured.steps else 1.0
@@ -36,9 +27,9 @@ def argmax_share(measured: Measured) -> float:
 
 def judge_half(measured: Measured) -> str | None:
     """What half precision doesn't explain, or None."""
-    if sqnr_db(measured) < LEAST_SQNR_DB:
+    if measured.sqnr_db < LEAST_SQNR_DB:
         return (
-            f"{sqnr_db(measured):.1f} dB of signal to error, less than {LEAST_SQNR_DB:g}, isn't half precision's doing"
+            f"{measured.sqnr_db:.1f} dB of signal to error, less than {LEAST_SQNR_DB:g}, isn't half precision's doing"
         )
     if argmax_share(measured) < LEAST_ARGMAX:
         return (
@@ -51,6 +42,6 @@ def judge_half(measured: Measured) -> str | None:
 def in_words(measured: Measured) -> str:
     """The comparison for a report's notes."""
     return (
-        f"{measured.argmax_equal} of {measured.steps} next tokens equal, SQNR {sqnr_db(measured):.1f} dB, largest logit"
+        f"{measured.argmax_equal} of {measured.steps} next tokens equal, SQNR {measured.sqnr_db:.1f} dB, largest logit"
         f" error {measured.max_abs:.2g}"
     )

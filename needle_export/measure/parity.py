@@ -6,6 +6,7 @@ deviation can't hide behind the text that it leads to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -190,12 +191,17 @@ class Measured:
     #: Of predictions that differ, the clearest one's margin in the reference.
     clearest_miss: float = 0.0
 
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to error over all logits compared, in decibels; infinite where there is no error."""
+        return sqnr_db(self.signal, self.error)
+
     def table(self, tolerance: Tolerance) -> dict[str, Any]:
         """The numbers for the report."""
         return {
             "max_abs": self.max_abs,
             "state_max_abs": self.state_max_abs,
-            "sqnr_db": None if self.error == 0 else 10 * float(np.log10(self.signal / self.error)),
+            "sqnr_db": finite(self.sqnr_db),
             "kl": self.kl / max(self.positions, 1),
             "kl_max": self.kl_max,
             "positions": self.positions,
@@ -264,6 +270,18 @@ def _add(total: Measured, case: Case, got: Floats, columns: NDArray[np.int64] | 
         total.kl += float(divergence.sum())
         total.kl_max = max(total.kl_max, float(divergence.max()))
         total.top5_equal += int((top(got[forced], 5) == top(case.logits[forced], 5)).all(-1).sum())
+
+
+def sqnr_db(signal: float, error: float) -> float:
+    """Signal to error in decibels, of sums of squares; infinite where there is no error."""
+    if not error:
+        return math.inf
+    return 10 * math.log10(signal / error) if signal else -math.inf
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has no infinity: None instead."""
+    return value if math.isfinite(value) else None
 
 
 def kl(reference: Floats, other: Floats) -> NDArray[np.float64]:

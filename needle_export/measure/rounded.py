@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.errors import VerificationFailed
-from needle_export.measure.parity import Case, kl
+from needle_export.measure.parity import Case, finite, kl, sqnr_db
 
 #: Forced decode steps after the shortest prompt.
 STEPS = 24
@@ -89,7 +89,7 @@ def measure_rounded(session: RoundedSession, case: Case, advance: Callable[[int]
     signal = float((want.astype(np.float64) ** 2).sum())
     return {
         "max_abs": float(np.abs(got - want).max()),
-        "sqnr_db": None if error == 0 else 10 * float(np.log10(signal / error)),
+        "sqnr_db": finite(sqnr_db(signal, error)),
         "kl": float(kl(want, got).mean()),
         "steps": len(got),
         "argmax_equal": int((got.argmax(-1) == case.best[first:end]).sum()),

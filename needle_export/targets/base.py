@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from needle_export.errors import Unsupported
 
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -176,6 +179,22 @@ class OtherRuntime:
     native: bool = False
 
 
+def need(extra: str, *modules: str) -> None:
+    """Make sure that packages are there, without importing them.
+
+    Args:
+        extra: of ours that brings them.
+        modules: by the names that they are imported under.
+
+    Raises:
+        Unsupported: one isn't installed.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            fix = f"install it with: pip install 'needle-export[{extra}]'"
+            raise Unsupported(f"{module.replace('_', '-')} is not installed", fix=fix)
+
+
 class RuntimeRefused(Exception):
     """A runtime can't open or run an artifact; the text is one line that says why."""
 
@@ -247,8 +266,12 @@ class Target(Protocol):
     def activations(self, weights: str) -> Any:
         """How the runtime rounds the inputs of int8 matrices under a scheme, or None."""
 
-    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
-        """What the length of a prefill must be a multiple of."""
+    def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
+        """What the length of a prefill must be a multiple of.
+
+        Args:
+            system: the least operating system that is to run the artifact, of Core ML.
+        """
 
     def half(self, weights: str) -> bool:
         """Whether a scheme stores everything that it doesn't compress in half precision, small vectors included."""

@@ -21,8 +21,9 @@ from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 from litert_converter.mlir.dialects import func
 from numpy.typing import NDArray
 
-from needle_export.targets.tflite.builder import Builder, Ref
+from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.store import WeightStore
+from needle_export.targets.views import Ref
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

@@ -27,8 +27,9 @@ from needle_export.config.progress import NullProgress
 from needle_export.graph.program import FxNode
 from needle_export.targets.base import LoweringOptions
 from needle_export.targets.tflite import elementwise, lower
-from needle_export.targets.tflite.builder import Builder, Ref
+from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.target import TfliteTarget
+from needle_export.targets.views import Ref
 from tests.benchmarks.tflite_micro import Array, Body, chain, filled, partitions, spread, timed
 
 SIZE, SIDE = 1024, 32

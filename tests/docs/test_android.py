@@ -12,18 +12,15 @@ import pytest
 from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.config.options import BUCKETS
 from needle_export.model.state import state_specs
+from needle_export.targets.ports import CONTRACT_KEY, DECODE, Port, prefill_name
 from needle_export.targets.tflite.contract import (
-    CONTRACT_KEY,
-    DECODE,
     FILE_NAME,
-    Port,
     contract_json,
     head_inputs,
     head_outputs,
     input_ports,
     layouts,
     output_ports,
-    prefill_name,
 )
 from needle_export.targets.tflite.session import TAIL_SHARE
 

@@ -13,6 +13,7 @@ from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.config.options import BUCKETS, DEFAULT_SYSTEM, SYSTEMS
 from needle_export.model.state import state_specs
 from needle_export.targets.coreml import contract as c
+from needle_export.targets.ports import CONTRACT_KEY, DECODE, Port, prefill_name
 from needle_export.targets.coreml.host import PRIME, TAIL_SHARE
 from tests.support.coreml_contracts import contract_of, ngram_facts
 
@@ -86,11 +87,11 @@ def on_page(cells: list[list[str]], rows: int, real: str) -> dict[str, tuple[Sha
     return {name: (shape, real if kind == "float" else kind) for name, shape, kind in described(cells, rows)}
 
 
-def made(ports: tuple[c.Port, ...]) -> dict[str, tuple[Shape, str]]:
+def made(ports: tuple[Port, ...]) -> dict[str, tuple[Shape, str]]:
     return {p.name: (p.shape, p.dtype) for p in ports}
 
 
-def total(ports: tuple[c.Port, ...]) -> int:
+def total(ports: tuple[Port, ...]) -> int:
     return sum(2 * math.prod(p.shape) for p in ports)
 
 
@@ -141,17 +142,18 @@ def test_names_of_functions_packages_and_files() -> None:
         for names, counts in table("function")
         for name, rows in zip(quoted(names), counts.split(", "), strict=True)
     }
-    assert found == {c.DECODE: 1, **{c.prefill_name(b): b for b in BUCKETS}}
+    assert found == {DECODE: 1, **{prefill_name(b): b for b in BUCKETS}}
     assert f"{' and '.join(map(str, BUCKETS))} are the default buckets" in PAGE
-    packages = {c.package_name(name, system) for name in found for system in SYSTEMS}
+    packages = {c.package_name(name, c.stateful(system)) for name in found for system in SYSTEMS}
     files = {name for cell, _ in table("file") for name in quoted(cell)}
     assert packages <= files
     assert {"NeedleHost.swift", "NeedleModel.swift", "host.py"} <= files
     assert all((FOLDER / name).is_file() for name in ("NeedleHost.swift", "NeedleModel.swift", "host.py"))
-    assert f'return bucket == 1 ? "{c.DECODE}" : "{c.prefill_name(0)[:-1]}\\(bucket)"' in HOST
-    assert c.package_name(c.DECODE, "ios17") == "model.mlpackage"
-    assert c.package_name("X", "ios17") == "model_X.mlpackage"
+    assert f'return bucket == 1 ? "{DECODE}" : "{prefill_name(0)[:-1]}\\(bucket)"' in HOST
+    assert c.package_name(DECODE, False) == "model.mlpackage"
+    assert c.package_name("X", False) == "model_X.mlpackage"
     assert '? "model" : "model_" + NeedleHost.function(bucket)' in HOST
+    assert tuple(c.SPECIFICATIONS) == SYSTEMS
     assert f"`--os {SYSTEMS[0]}` writes packages without states" in PAGE and f"--os {DEFAULT_SYSTEM} " in PAGE
 
 
@@ -168,7 +170,7 @@ def test_keys_of_the_contract() -> None:
     assert set(quoted(rows["state"])) == set(facts["state"][0])
     assert set(quoted(rows["ngrams"])) == set(facts["ngrams"])
     assert f"-{-c.MASKED:,.0f}" in PAGE
-    assert f"`{c.CONTRACT_KEY}`" in PAGE and f'"{c.CONTRACT_KEY}"' in MODEL
+    assert f"`{CONTRACT_KEY}`" in PAGE and f'"{CONTRACT_KEY}"' in MODEL
 
 
 def fields(kind: str) -> dict[str, str]:
@@ -221,7 +223,7 @@ def test_code_on_the_page_uses_what_there_is() -> None:
     for owner in ("host", "model", "NeedleHost", "NeedleContract", "tensor"):
         for used in re.findall(rf"\b{owner}\.(\w+)\(", "".join(blocks)):
             assert used in functions, (owner, used)
-    assert f'load("{c.DECODE}")' in blocks[1] and f'"{c.CONTRACT_KEY}"' in blocks[1]
+    assert f'load("{DECODE}")' in blocks[1] and f'"{CONTRACT_KEY}"' in blocks[1]
     assert "init(folder: URL = Bundle.main.bundleURL, computeUnits: MLComputeUnits = .cpuOnly)" in MODEL
     assert "func greedy(_ prompt: [Int32], count: Int, stop: Set<Int32> = [])" in MODEL
     assert re.findall(r"^#(?:if|endif).*$", MODEL, re.M) == ["#if canImport(CoreML)", "#endif"]

@@ -202,7 +202,7 @@ def test_without_states_older_systems_run_the_packages_that_have_none(dists, mac
 
 def test_limits_of_half_precision():
     good = parity.Measured(signal=1000.0, error=1.0, steps=10, argmax_equal=9)
-    assert half.judge_half(good) is None and half.sqnr_db(good) == pytest.approx(30)
+    assert half.judge_half(good) is None and good.sqnr_db == pytest.approx(30)
     assert "8 of 10 next tokens" in half.judge_half(parity.Measured(signal=1e6, error=1, steps=10, argmax_equal=8))
     assert "29.9 dB" in half.judge_half(parity.Measured(signal=980.0, error=1.0, steps=10, argmax_equal=10))
     assert half.judge_half(parity.Measured(signal=0.0, error=1.0)) is not None
@@ -218,7 +218,7 @@ def test_a_lost_state_is_far_below_the_limit(dists, monkeypatch):
         runner = apple.AppleRunner(dists["ios18"])
         if name == "forgets":
             runner._shares = {8: True, 16: True}
-        found[name] = half.sqnr_db(parity.compare(runner, cases, columns, lambda _: None))
+        found[name] = parity.compare(runner, cases, columns, lambda _: None).sqnr_db
     assert found["right"] > half.LEAST_SQNR_DB + 10
     assert found["forgets"] < half.LEAST_SQNR_DB - 10
 

@@ -22,9 +22,9 @@ from needle_export.measure import parity
 from needle_export.model.network import Needle
 from needle_export.report.schema import dump_report, load_report
 from needle_export.report.text import render_text
+from needle_export.targets.ports import CONTRACT_KEY
 from needle_export.targets.tflite import legacy
 from needle_export.targets.tflite.analysis import count_ops, metadata, read_graph
-from needle_export.targets.tflite.contract import CONTRACT_KEY
 from needle_export.targets.tflite.target import TfliteTarget
 from needle_export.weights.int8 import quantize_rows
 from tests.support.containers import container_bytes

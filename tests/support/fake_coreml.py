@@ -172,7 +172,7 @@ class FakePlan:
 def install(change: Callable[[Any, str, Any], None] = setattr, **faults: Any) -> Faults:
     """Put the fake in coremltools' place; what it returns tells what happened and can be changed."""
     from needle_export.targets.coreml import apple
-    from needle_export.targets.coreml.quiet import quietly
+    from needle_export.targets.quiet import quietly
 
     with quietly():
         import coremltools

@@ -9,7 +9,8 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,16 @@ from needle_export.errors import BadInput, Unsupported
 from needle_export.targets.base import Floats, RuntimeRefused
 from needle_export.targets.coreml import contract
 from needle_export.targets.coreml.host import Host
-from needle_export.targets.coreml.quiet import quietly
 from needle_export.targets.coreml.sequence import Sequence
 from needle_export.targets.coreml.session import read_contract
+from needle_export.targets.ports import DECODE, entry_name
+from needle_export.targets.quiet import quietly
 
 #: What ``--compute-units`` takes, and coremltools' names for it.
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu-gpu": "CPU_AND_GPU", "cpu-ne": "CPU_AND_NE"}
 
 #: What Core ML uses if nobody asks for less.
-DEFAULT_UNITS = "all"
+DEFAULT_UNITS = next(iter(COMPUTE_UNITS))
 
 #: Devices by coremltools' names for them.
 _DEVICES = {
@@ -132,7 +134,7 @@ def _plan_of(model: Any, function: str, compute_units: str, single: bool) -> Com
 
     ops: dict[str, int] = {}
     cost: dict[str, float] = {}
-    try:
+    with _asking(f"Core ML gives no plan for {function}"):
         with quietly():
             units = ct.ComputeUnit[COMPUTE_UNITS[compute_units]]
             plan = MLComputePlan.load_from_path(model.get_compiled_model_path(), compute_units=units)
@@ -146,8 +148,6 @@ def _plan_of(model: Any, function: str, compute_units: str, single: bool) -> Com
             device = _DEVICES.get(type(getattr(usage, "preferred_compute_device", None)).__name__, _UNKNOWN)
             ops[device] = ops.get(device, 0) + 1
             cost[device] = cost.get(device, 0.0) + (0.0 if estimate is None else float(estimate.weight))
-    except Exception as fault:  # the proxy passes on whatever Core ML throws
-        raise RuntimeRefused(f"Core ML gives no plan for {function}: {_line(fault)}") from fault
     order = sorted(ops, key=lambda device: (-cost[device], -ops[device]))
     return ComputePlan(function, {d: ops[d] for d in order}, {d: cost[d] for d in order})
 
@@ -192,7 +192,7 @@ class AppleRunner(Sequence):
         found = list(self._notes)
         for bucket, model in self._functions.items():
             try:
-                found.append(str(_plan_of(model, _name(bucket), self._units, not self.host.stateful)))
+                found.append(str(_plan_of(model, entry_name(bucket), self._units, not self.host.stateful)))
             except RuntimeRefused as refusal:
                 found.append(str(refusal))
         return found
@@ -205,8 +205,8 @@ class AppleRunner(Sequence):
     def _function(self, bucket: int) -> Any:
         if bucket not in self._functions:
             single = not self.host.stateful
-            name = _name(bucket)
-            path = self._folder / contract.package_name(name, "ios17" if single else "ios18")
+            name = entry_name(bucket)
+            path = self._folder / contract.package_name(name, self.host.stateful)
             self._functions[bucket] = _load(path, name, self._units, single)
         return self._functions[bucket]
 
@@ -225,62 +225,68 @@ class AppleRunner(Sequence):
         return self._shares[bucket]
 
     def _try_to_share(self, bucket: int) -> bool:
-        model, name = self._function(bucket), _name(bucket)
+        model, name = self._function(bucket), entry_name(bucket)
         # Of a sequence of its own, which is thrown away: a call that fails may leave anything in a state.
         given = Host(self.host.contract).inputs(np.ones(bucket, np.int32), bucket)
         state = self._new_state(1)
         try:
-            model.predict(dict(given), state=state)
-        except Exception as fault:  # the proxy passes on whatever Core ML throws
+            _predict(model, name, dict(given), state)
+        except RuntimeRefused as refusal:
             own = self._new_state(bucket)
             _predict(model, name, dict(given), own)  # refused with its own state too: it isn't about sharing
             self._notes.append(
-                f"Core ML takes no state of {contract.DECODE} in {name}, so prompts were read token by token:"
-                f" {_line(fault)}"
+                f"Core ML takes no state of {DECODE} in {name}, so prompts were read token by token: {refusal}"
             )
             return False
         if any(self._read(state, port).any() for port in {s["port"] for s in self.host.contract["state"] if s["port"]}):
             return True
         self._notes.append(
-            f"{name} leaves a state of {contract.DECODE} as it was, so prompts were read token by token"
+            f"{name} leaves a state of {DECODE} as it was, so prompts were read token by token"
         )
         return False
 
     def _call(self, bucket: int, given: dict[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        found = _predict(self._function(bucket), _name(bucket), given, self._state)
+        found = _predict(self._function(bucket), entry_name(bucket), given, self._state)
         want = (bucket, self.host.vocab)
         if "logits" not in found or np.shape(found["logits"]) != want:
-            raise RuntimeRefused(f"{_name(bucket)} gives no logits of sizes {list(want)} in Core ML")
+            raise RuntimeRefused(f"{entry_name(bucket)} gives no logits of sizes {list(want)} in Core ML")
         return found
 
     def _held(self, port: str) -> NDArray[Any]:
         return self._read(self._state, port)
 
     def _read(self, state: Any, port: str) -> NDArray[Any]:
-        try:
+        with _asking(f"Core ML doesn't show the state {port!r}"):
             return np.asarray(state.read_state(port))
-        except Exception as fault:  # the proxy passes on whatever Core ML throws
-            raise RuntimeRefused(f"Core ML doesn't show the state {port!r}: {_line(fault)}") from fault
 
     def _forget(self) -> None:
         self._state = self._new_state(1) if self.host.stateful else None
 
     def _new_state(self, bucket: int) -> Any:
-        try:
-            return self._function(bucket).make_state()
-        except RuntimeRefused:
-            raise
-        except Exception as fault:  # the proxy passes on whatever Core ML throws
-            raise RuntimeRefused(f"Core ML makes no state for {_name(bucket)}: {_line(fault)}") from fault
+        model = self._function(bucket)
+        with _asking(f"Core ML makes no state for {entry_name(bucket)}"):
+            return model.make_state()
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """A call into Core ML. Its proxy passes on whatever Core ML throws, of no common kind; it is a refusal here.
+
+    Args:
+        what: isn't done then, as a sentence.
+
+    Raises:
+        RuntimeRefused: with Core ML's own words behind ours.
+    """
+    try:
+        yield
+    except Exception as fault:  # see above
+        raise RuntimeRefused(f"{what}: {_line(fault)}") from fault
 
 
 def _need() -> None:
     if what := missing():
         raise Unsupported(what, fix="try it on a Mac with: pip install 'needle-export[coreml]'")
-
-
-def _name(bucket: int) -> str:
-    return contract.DECODE if bucket == 1 else contract.prefill_name(bucket)
 
 
 def _line(fault: BaseException) -> str:
@@ -328,8 +334,6 @@ def _predict(model: Any, name: str, given: dict[str, NDArray[Any]], state: Any) 
     Raises:
         RuntimeRefused: Core ML raised something.
     """
-    try:
+    with _asking(f"Core ML can't run {name}"):
         found: Mapping[str, NDArray[Any]] = model.predict(given) if state is None else model.predict(given, state=state)
-    except Exception as fault:  # the proxy passes on whatever Core ML throws
-        raise RuntimeRefused(f"Core ML can't run {name}: {_line(fault)}") from fault
     return found

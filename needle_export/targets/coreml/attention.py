@@ -17,9 +17,10 @@ import numpy as np
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
-from needle_export.targets.coreml.builder import Builder, Ref
+from needle_export.targets.coreml.builder import Builder
 from needle_export.targets.coreml.elementwise import Lowering
 from needle_export.targets.coreml.fused import read_state
+from needle_export.targets.views import Ref
 
 
 def cached_attention(b: Builder, n: FxNode) -> None:

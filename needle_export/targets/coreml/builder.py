@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,10 @@ from coremltools.converters.mil import Builder as MilOps
 from needle_export.graph.program import FxNode, Program, layer_of
 from needle_export.targets.coreml.contract import STREAM
 from needle_export.targets.coreml.store import WeightStore
-
-Dims = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A MIL value and the shape it has there."""
-
-    value: Any
-    dims: Dims
+from needle_export.targets.views import Dims, Ref, Values
 
 
-class Builder:
+class Builder(Values):
     """One function under construction.
 
     Args:
@@ -52,13 +42,10 @@ class Builder:
         *,
         stateful: bool,
     ) -> None:
-        self.program = program
+        super().__init__(program, rows)
         self.store = store
-        self.rows = rows
         self.inputs = inputs
         self.stateful = stateful
-        self.env: dict[FxNode, Ref | tuple[Ref | None, ...]] = {}
-        self.memo: dict[object, Any] = {}
         #: What a call leaves for the next one, by the state's name: whole histories, or new rows where the host writes.
         self.left: dict[str, Ref] = {}
         self._streams = {node: index for index, node in program.streams.items()}
@@ -116,11 +103,11 @@ class Builder:
 
     def add(self, x: Ref, y: Any) -> Ref:
         """x + y."""
-        return self.ref_of(self.op("add", x=x, y=self.operand(y)))
+        return self.ref_of(self.op("add", x=x, y=self._given(y)))
 
     def mul(self, x: Ref, y: Any) -> Ref:
         """x * y."""
-        return self.ref_of(self.op("mul", x=x, y=self.operand(y)))
+        return self.ref_of(self.op("mul", x=x, y=self._given(y)))
 
     def times(self, x: Ref, factor: float) -> Ref:
         """x times a number; in float32 where half precision doesn't hold the number."""
@@ -128,7 +115,7 @@ class Builder:
             return self.narrow(self.ref_of(self.op("mul", x=self.wide(x), y=np.float32(factor))))
         return self.mul(x, factor)
 
-    def operand(self, y: Any) -> Any:
+    def _given(self, y: Any) -> Any:
         """A Ref as it is, a number or an array in the float type."""
         return y if isinstance(y, Ref) else self.constant(y)
 
@@ -151,9 +138,13 @@ class Builder:
         return self.ref_of(self.op("matmul", x=x, y=y, transpose_x=False, transpose_y=transpose_y))
 
     def linear(self, x: Ref, weight: Any, bias: Any = None) -> Ref:
-        """x [..., I] with a stored matrix [O, I] and a bias [O]."""
-        more = {} if bias is None else {"bias": bias}
-        return self.ref_of(self.op("linear", x=x, weight=weight, **more))
+        """x [..., I] with a stored matrix [O, I] and a bias [O].
+
+        Where there is none, coremltools would write zeros of its own for every op of every function; here all share
+        one vector of them.
+        """
+        bias = self.constant(np.zeros(weight.shape[0])) if bias is None else bias
+        return self.ref_of(self.op("linear", x=x, weight=weight, bias=bias))
 
     def wide(self, x: Ref) -> Ref:
         """In float32."""
@@ -226,29 +217,6 @@ class Builder:
             self.memo[key] = Ref(self.store.plain(weight, data), data.shape)
         value: Ref = self.memo[key]
         return value
-
-    # --- FX values ---------------------------------------------------------------------------------
-
-    def dims_of(self, node: FxNode) -> Dims:
-        """The logical shape of an FX node."""
-        return tuple(int(d) for d in node.meta["val"].shape)
-
-    def ref(self, node: FxNode) -> Ref:
-        """What an FX node became."""
-        if self.program.weight_of(node) is not None:
-            return self.vector(node)
-        found = self.env[node]
-        if isinstance(found, tuple):
-            raise TypeError(f"{node.name} has several results")
-        return found
-
-    def get(self, node: FxNode, dims: Dims | None = None) -> Ref:
-        """An FX node's value in a wanted shape (default: its logical one)."""
-        return self.reshape(self.ref(node), self.dims_of(node) if dims is None else dims)
-
-    def put(self, node: FxNode, value: Ref) -> None:
-        """Record what an FX node became."""
-        self.env[node] = value
 
 
 def short_kind(kind: str) -> str:

@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Key of the package's own metadata under which the contract lies.
-CONTRACT_KEY = "needle.contract"
+from needle_export.targets.ports import DECODE, Port
 
 FILE_NAME = "model.mlpackage"
-
-DECODE = "decode"
 
 #: Ops that end in the stream behind a block are called this, the block's number, and a running number.
 STREAM = "stream_"
@@ -28,35 +25,20 @@ MASKED = -1e4
 #: Widths of states that the Neural Engine is reported to take are multiples of this.
 WIDTH = 32
 
-#: Operating systems that a package can ask for at least, with the version of the specification.
-SYSTEMS = {"ios17": 8, "ios18": 9, "ios26": 10}
+#: Versions of the specification, by the least operating system that reads them.
+SPECIFICATIONS = {"ios17": 8, "ios18": 9, "ios26": 10}
 
 
-def package_name(function: str, system: str) -> str:
-    """The package that holds a function: one for all from iOS 18 on, before that one for each."""
-    if SYSTEMS[system] >= SYSTEMS["ios18"] or function == DECODE:
+def package_name(function: str, stateful: bool) -> str:
+    """The package that holds a function: one for all where there are states (iOS 18 on), before that one for each."""
+    if stateful or function == DECODE:
         return FILE_NAME
     return f"model_{function}.mlpackage"
 
 
 def stateful(system: str) -> bool:
     """Whether packages for a system keep their own state: from iOS 18 on."""
-    return SYSTEMS[system] >= SYSTEMS["ios18"]
-
-
-def prefill_name(rows: int) -> str:
-    """Name of the function that reads T = ``rows`` tokens."""
-    return f"prefill_{rows}"
-
-
-@dataclass(frozen=True)
-class Port:
-    """One input, output or state of a function: its name, shape, dtype and meaning."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    doc: str
+    return SPECIFICATIONS[system] >= SPECIFICATIONS["ios18"]
 
 
 @dataclass(frozen=True)

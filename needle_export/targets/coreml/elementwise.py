@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -11,35 +10,20 @@ import torch
 from torch import fx
 
 from needle_export.graph.program import FxNode, Part, Weight
-from needle_export.targets.coreml.builder import Builder, Ref
-from needle_export.targets.coreml.store import piece
+from needle_export.targets.constants import piece, tied_head
+from needle_export.targets.coreml.builder import Builder
+from needle_export.targets.views import VIEWS, Ref
 
 Lowering = Callable[[Builder, FxNode], None]
 
 aten = torch.ops.aten
 
 
-def view(b: Builder, n: FxNode) -> None:
-    """Another shape of the same elements: nothing to emit."""
-    b.env[n] = b.ref(n.args[0])
-
-
-def permute(b: Builder, n: FxNode) -> None:
-    """Free where only axes of length 1 move."""
-    value, order = n.args
-    dims = b.dims_of(value)
-    moved = [i for i in order if dims[i] != 1]
-    if moved == sorted(moved):
-        view(b, n)
-    else:
-        b.put(n, b.transpose(b.get(value), order))
-
-
 def expand(b: Builder, n: FxNode) -> None:
     """Copies along one axis."""
     value, have, want = n.args[0], b.dims_of(n.args[0]), b.dims_of(n)
     if have == want:
-        view(b, n)
+        b.env[n] = b.ref(value)
         return
     b.put(n, b.ref_of(b.op("tile", x=b.get(value), reps=[w // h for h, w in zip(have, want, strict=True)])))
 
@@ -55,16 +39,9 @@ def binary(kind: str) -> Lowering:
             assert kind == "mul", "numbers are only multiplied by"
             b.put(n, b.times(b.ref(left), float(right)))
             return
-        x, y = _operand(b, left, n), _operand(b, right, n)
-        b.put(n, b.ref_of(b.op(kind, x=x, y=y)))
+        b.put(n, b.ref_of(b.op(kind, x=b.operand(left, n), y=b.operand(right, n))))
 
     return lower
-
-
-def _operand(b: Builder, node: FxNode, result: FxNode) -> Ref:
-    """A value as it lies, where that has the result's shape already; else in its logical shape."""
-    ref = b.ref(node)
-    return ref if ref.dims == b.dims_of(result) else b.get(node)
 
 
 def add(b: Builder, n: FxNode) -> None:
@@ -72,18 +49,7 @@ def add(b: Builder, n: FxNode) -> None:
     if n.meta["val"].dtype.is_floating_point:
         binary("add")(b, n)
         return
-    left, right = (_integers(b, a) for a in n.args)
-    if b.rows == 1 and right is b.memo.get("arange"):
-        b.put(n, left)  # plus 0 .. 0
-        return
-    b.put(n, b.ref_of(b.op("add", x=left, y=right)))
-
-
-def _integers(b: Builder, node: FxNode) -> Ref:
-    weight = b.program.weight_of(node)
-    if weight is not None:
-        return b.constant(weight.value.numpy(), np.int32)
-    return b.get(node)
+    b.put(n, b.sum_of_integers(n, lambda x, y: b.ref_of(b.op("add", x=x, y=y))))
 
 
 def unary(kind: str) -> Lowering:
@@ -135,24 +101,17 @@ def cast(b: Builder, n: FxNode) -> None:
     b.put(n, b.unary("cast", b.ref(n.args[0]), dtype="fp32"))
 
 
-def arange(b: Builder, n: FxNode) -> None:
-    """0 .. T-1, known when the graph is written."""
-    b.memo["arange"] = b.constant(np.arange(n.args[0]), np.int32)
-    b.put(n, b.memo["arange"])
-
-
 def embedding(b: Builder, n: FxNode) -> None:
     """Rows of a table [R, D] by indices of any shape."""
     table, index = n.args[:2]
     weight = b.program.weights[table.name]
     count = math.prod(b.dims_of(index))
-    rows = b.gather(table_of(b, table.name, weight), b.get(index, (count,)), 0)
-    b.put(n, rows)
+    b.put(n, b.gather(table_of(b, weight), b.get(index, (count,)), 0))
 
 
-def table_of(b: Builder, name: str, weight: Weight) -> object:
+def table_of(b: Builder, weight: Weight) -> object:
     """A table as a constant, one for all that read it."""
-    key = ("table", name)
+    key = ("table", weight.name)
     if key not in b.memo:
         b.memo[key] = b.store.matrix(weight, weight.value.numpy())
     return b.memo[key]
@@ -198,31 +157,7 @@ def matmul(b: Builder, n: FxNode) -> None:
 def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies."""
     x, table = n.args
-    source = _behind(table)
-    weight = b.program.weights[source.name]
-    rows = b.dims_of(table)[0]
-    data = weight.value.numpy()
-    if rows < len(data):
-        width = data.shape[1]
-        parts = (Part(weight.parts[0].source, weight.parts[0].role, -1, rows * width),)
-        cut = piece(weight, f"{weight.name}[:{rows}]", np.ascontiguousarray(data[:rows]), parts)
-        matrix = b.store.matrix(cut, cut.value.numpy())
-    else:
-        matrix = table_of(b, source.name, weight)
-    b.put(n, b.linear(b.get(x), matrix))
-
-
-def _behind(node: FxNode) -> FxNode:
-    return _behind(node.args[0]) if node.target is aten.slice.Tensor else node
-
-
-def slice_(b: Builder, n: FxNode) -> None:
-    """A range of one axis; of a weight, nothing (the reader takes it from the weight)."""
-    value, dim, start, end = n.args
-    if b.program.weight_of(value) is not None:
-        return
-    dims = b.dims_of(value)
-    b.put(n, b.slice(b.get(value), dim, start, min(end, dims[dim]) - start))
+    b.put(n, b.linear(b.get(x), table_of(b, tied_head(b.program, table, b.dims_of(table)[0]))))
 
 
 def pad(b: Builder, n: FxNode) -> None:
@@ -239,29 +174,8 @@ def split(b: Builder, n: FxNode) -> None:
     b.env[n] = b.cut(b.get(value), dim, sizes)
 
 
-def select(b: Builder, n: FxNode) -> None:
-    """One index of one axis."""
-    value, dim, index = n.args
-    b.put(n, b.slice(b.get(value), dim, index, 1))
-
-
-def getitem(b: Builder, n: FxNode) -> None:
-    """One result of several; a next state is nobody's value here."""
-    results = b.env[n.args[0]]
-    if isinstance(results, Ref):
-        raise TypeError(f"{n.args[0]} has one result")
-    found = results[n.args[1]]
-    if found is not None:
-        b.env[n] = found
-
-
 LOWERINGS: dict[object, Lowering] = {
-    operator.getitem: getitem,
-    aten.reshape.default: view,
-    aten.flatten.using_ints: view,
-    aten.unsqueeze.default: view,
-    aten.squeeze.dim: view,
-    aten.permute.default: permute,
+    **VIEWS,
     aten.expand.default: expand,
     aten.add.Tensor: add,
     aten.mul.Tensor: mul,
@@ -271,14 +185,11 @@ LOWERINGS: dict[object, Lowering] = {
     aten.softmax.int: softmax,
     aten.silu.default: silu,
     aten.to.dtype: cast,
-    aten.arange.default: arange,
     aten.embedding.default: embedding,
     aten.index_select.default: index_select,
     aten.mean.dim: mean,
     aten.matmul.default: matmul,
     aten.linear.default: linear,
     aten.pad.default: pad,
-    aten.slice.Tensor: slice_,
-    aten.select.int: select,
     aten.split_with_sizes.default: split,
 }

@@ -12,9 +12,10 @@ import numpy as np
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
-from needle_export.targets.coreml.builder import Builder, Ref
+from needle_export.targets.constants import is_constant, side_by_side
+from needle_export.targets.coreml.builder import Builder
 from needle_export.targets.coreml.elementwise import Lowering
-from needle_export.targets.coreml.store import is_constant, piece
+from needle_export.targets.views import Ref
 
 #: Added to a variance where the op wants something; far below what float32 tells from 1.
 TINY = 1e-20
@@ -165,11 +166,9 @@ def kronecker(b: Builder, n: FxNode) -> None:
     x, a, c = n.args
     left, right = (b.program.weights[f.name] for f in (a, c))
     rows, inner = left.value.shape[0], right.value.shape[0]
-    lead = () if b.rows == 1 else (b.rows,)
-    value = b.get(x, (*lead, rows, inner))
-    turned = np.ascontiguousarray(left.value.t().numpy())
-    if lead:
-        turned = turned[None]
+    value = b.get(x, (b.rows, rows, inner))
+    # Under one shape in every function, so that all share it.
+    turned = np.ascontiguousarray(left.value.t().numpy())[None]
     value = b.matmul(Ref(b.store.plain(left, turned), turned.shape), value)
     b.put(n, b.linear(value, b.store.plain(right, np.ascontiguousarray(right.value.t().numpy()))))
 
@@ -180,19 +179,14 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
     readers = [u for u in x.users if u.target is n.target]
     if n is not readers[0]:
         return
-    weights, biases = ([b.program.weights[r.args[i].name] for r in readers] for i in (1, 2))
-    widths = [int(w.value.shape[-1]) for w in weights]
-    factors = [float(b.program.weights[r.args[3].name].value) for r in readers]
-    data = np.ascontiguousarray(np.concatenate([w.value.numpy() for w in weights], axis=-1).T)
-    bias = np.concatenate([w.value.numpy() for w in biases])
-    name = "+".join([weights[0].name, *(w.name.rpartition(".")[2] for w in weights[1:])])
-    matrix = b.store.matrix(piece(weights[0], name, data, [p for w in weights for p in w.parts]), data)
-    product = b.linear(b.get(x), matrix)
-    if any(f != 1 for f in factors):
-        product = b.mul(product, b.constant(np.repeat(np.asarray(factors, np.float32), widths)))
-    addend = piece(biases[0], f"{name}.bias", bias, [p for w in biases for p in w.parts])
-    product = b.add(product, Ref(b.store.plain(addend, bias), bias.shape))
-    for reader, value in zip(readers, b.cut(product, -1, widths), strict=True):
+    joined = side_by_side(b.program, readers)
+    matrix = b.store.matrix(joined.weight, joined.weight.value.numpy())
+    bias = Ref(b.store.plain(joined.bias, joined.bias.value.numpy()), joined.factor.shape)
+    if (joined.factor == 1).all():
+        product = b.linear(b.get(x), matrix, bias)
+    else:
+        product = b.add(b.mul(b.linear(b.get(x), matrix), b.constant(joined.factor)), bias)
+    for reader, value in zip(readers, b.cut(product, -1, joined.widths), strict=True):
         b.put(reader, value)
 
 

@@ -20,9 +20,11 @@ from coremltools.proto import Model_pb2
 from needle_export.errors import Unsupported
 from needle_export.graph.program import Program
 from needle_export.targets.coreml import attention, elementwise, fused
-from needle_export.targets.coreml.builder import Builder, Ref
-from needle_export.targets.coreml.contract import CONTRACT_KEY, SYSTEMS, Port, package_name, stateful
+from needle_export.targets.coreml.builder import Builder
+from needle_export.targets.coreml.contract import SPECIFICATIONS, package_name, stateful
 from needle_export.targets.coreml.store import WeightStore
+from needle_export.targets.ports import CONTRACT_KEY, Port
+from needle_export.targets.views import Ref
 
 _LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
@@ -83,10 +85,10 @@ class Exporter:
 
         Below iOS 18 a package has one function, so that there is a package for each, and each has its own weights.
         """
-        if SYSTEMS[self.system] < SYSTEMS["ios18"]:
+        if not stateful(self.system):
             written = []
             for name, function in self.functions.items():
-                written.append(path.parent / package_name(name, self.system))
+                written.append(path.parent / package_name(name, False))
                 self._save(written[-1], {name: function}, contract, metadata)
             return written
         self._save(path, self.functions, contract, metadata)
@@ -96,7 +98,7 @@ class Exporter:
         self, path: Path, functions: Mapping[str, Function], contract: str, metadata: Mapping[str, str]
     ) -> None:
         whole = MilProgram()
-        several = SYSTEMS[self.system] >= SYSTEMS["ios18"]
+        several = stateful(self.system)
         for name, function in functions.items():
             whole.add_function(name if several else "main", function)
         whole.default_function_name = next(iter(functions)) if several else "main"
@@ -108,7 +110,7 @@ class Exporter:
                 whole,
                 convert_to="mlprogram",
                 convert_from="milinternal",
-                specification_version=SYSTEMS[self.system],
+                specification_version=SPECIFICATIONS[self.system],
                 compute_units=ct.ComputeUnit.ALL,
                 skip_model_load=True,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from needle_export.targets.base import Floats, Tokens
 from needle_export.targets.coreml.host import Host
 
 
-class Sequence:
+class Sequence(ABC):
     """What is the same in every runtime; a subclass makes the calls and holds the states.
 
     Args:
@@ -77,14 +78,14 @@ class Sequence:
         """How tokens are read: (tokens, bucket) in order."""
         return self.host.plan(count)
 
+    @abstractmethod
     def _call(self, bucket: int, given: dict[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         """Run the function of a bucket once; its outputs by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _held(self, port: str) -> NDArray[Any]:
         """A state as the runtime keeps it, of a package with states."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self) -> None:
         """Set the runtime's states to zero."""
-        raise NotImplementedError

@@ -17,6 +17,7 @@ from needle_export.targets.coreml import contract
 from needle_export.targets.coreml.contract import STREAM
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.sequence import Sequence
+from needle_export.targets.ports import CONTRACT_KEY, entry_name
 
 #: As the lowering names ops: block, then a running number; the last op of a block holds its stream.
 _NAME = re.compile(STREAM + r"(\d+)_(\d+)")
@@ -28,7 +29,7 @@ def read_contract(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     Raises:
         BadInput: it isn't a package of ours.
     """
-    text = metadata.get(contract.CONTRACT_KEY)
+    text = metadata.get(CONTRACT_KEY)
     if text is None:
         raise BadInput("it doesn't carry this tool's contract", where=str(path), fix="build it again")
     try:
@@ -72,12 +73,12 @@ class EvaluatorRunner(Sequence):
         self.functions: dict[int, tuple[Any, str]] = {}
         several = Evaluator(packages[""], precision=precision, threads=threads)
         for bucket in (1, *self.host.buckets):
-            name = contract.DECODE if bucket == 1 else contract.prefill_name(bucket)
+            name = entry_name(bucket)
             if self.host.stateful:
                 self.functions[bucket] = (several, name)
                 continue
             # Before iOS 18 a package has one function, and each its own.
-            own = folder / contract.package_name(name, "ios17")
+            own = folder / contract.package_name(name, False)
             evaluator = several if bucket == 1 else Evaluator(load_package(own), precision=precision, threads=threads)
             self.functions[bucket] = (evaluator, "main")
         self.inner = inner

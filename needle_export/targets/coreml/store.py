@@ -5,9 +5,7 @@ Letters: O outputs (rows of a matrix), I inputs (its columns).
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +15,9 @@ import torch
 from coremltools.converters.mil import Builder as MilOps
 from coremltools.converters.mil.mil import types
 
-from needle_export.graph.program import CONSTANT, Part, Weight
+from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
+from needle_export.targets.constants import digest, short_name
 from needle_export.weights.forms import Form
 
 Array = npt.NDArray[Any]
@@ -110,7 +109,7 @@ class WeightStore:
             self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
         values, extra = self._quantized[source]
         count = values.size * form.bits // 8 + extra.nbytes
-        self._note(f"{form.name}{source}", Stored(_short(weight.name), count, form.name, weight.parts))
+        self._note(f"{form.name}{source}", Stored(short_name(weight.name), count, form.name, weight.parts))
         if form.kind == "palette":
             indices = self.constant(values.astype(types.np_uint4_dtype), types.np_uint4_dtype)
             levels = self.constant(extra.reshape(extra.shape[0], 1, extra.shape[1], 1))
@@ -139,7 +138,7 @@ class WeightStore:
         dtype = {"float16": "float16", "float32": "float32"}[data.dtype.name]
         if data.dtype == np.float16 and not np.isfinite(data).all():
             reason = "overflows half precision"
-        self._note(_key(data), Stored(_short(weight.name), data.nbytes, dtype, weight.parts, reason))
+        self._note(_key(data), Stored(short_name(weight.name), data.nbytes, dtype, weight.parts, reason))
         return self.constant(data)
 
     def _note(self, key: str, stored: Stored) -> None:
@@ -163,25 +162,5 @@ class WeightStore:
         ]
 
 
-def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Iterable[Part]) -> Weight:
-    """A part of a merged weight, or several weights in one, as a weight of its own."""
-    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded)
-
-
-def is_constant(parts: tuple[Part, ...]) -> bool:
-    """Whether no checkpoint tensor stands behind a weight."""
-    return all(p.role == CONSTANT for p in parts)
-
-
-def digest(data: Array) -> str:
-    """Of an array's bytes, whatever its shape."""
-    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
-
-
 def _key(data: Array) -> str:
     return f"{data.dtype.str}{data.shape}{digest(data)}"
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("net.")
-

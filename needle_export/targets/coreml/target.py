@@ -11,10 +11,11 @@ from typing import Any, Literal
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
-from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs
+from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
 from needle_export.targets.coreml import apple, contract
-from needle_export.targets.coreml.quiet import quietly
 from needle_export.targets.coreml.session import EvaluatorRunner
+from needle_export.targets.ports import DECODE, entry_name, listed, prefill_name
+from needle_export.targets.quiet import quietly
 
 #: What a host may take over as it is; they lie beside this module.
 HOST_FILES = ("host.py", "NeedleHost.swift", "NeedleModel.swift")
@@ -39,9 +40,10 @@ class CoremlTarget:
         """Inputs of products are never rounded to integers."""
         return
 
-    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+    def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of the positions whose keys share a row of a state: a chunk is one write of whole rows."""
-        return max(layout.side for layout in contract.layouts(states, True))
+        assert system is not None
+        return max(layout.side for layout in contract.layouts(states, contract.stateful(system)))
 
     def half(self, weights: str) -> bool:
         """In all schemes but float32, as they compute in half precision."""
@@ -56,14 +58,15 @@ class CoremlTarget:
         options: LoweringOptions,
     ) -> Compiled:
         """Write ``model.mlpackage`` and the host's code; see :class:`targets.base.Target`."""
-        _need("coremltools")
+        need("coreml", "coremltools")
         with quietly():
             from needle_export.targets.coreml.lower import Exporter
             from needle_export.targets.coreml.store import WeightStore
-        system = options.system or "ios18"
+        system = options.system
+        assert system is not None
         stateful = contract.stateful(system)
         ring = contract.ring_rows(states)
-        if stateful and ring % self.chunk_multiple(states):
+        if ring % self.chunk_multiple(states, system):
             raise Unsupported(
                 f"a window of {ring} positions doesn't fill whole rows of the key state",
                 where="sliding_window",
@@ -77,7 +80,7 @@ class CoremlTarget:
             ngrams = _ngrams(program)
             tables = len(ngrams.get("seeds", ()))
             exporter.add(
-                contract.DECODE if rows == 1 else contract.prefill_name(rows),
+                entry_name(rows),
                 program,
                 rows,
                 contract.input_ports(states, rows, tables, store.half, stateful),
@@ -92,10 +95,8 @@ class CoremlTarget:
             packages = exporter.write(folder / contract.FILE_NAME, described, options.metadata)
         files = [f.relative_to(folder).as_posix() for p in packages for f in sorted(p.rglob("*")) if f.is_file()]
         for name in HOST_FILES:
-            source = Path(__file__).with_name(name)
-            if source.is_file():
-                shutil.copyfile(source, folder / name)
-                files.append(name)
+            shutil.copyfile(Path(__file__).with_name(name), folder / name)
+            files.append(name)
         return Compiled(
             files=files,
             weights=store.listed(),
@@ -150,7 +151,7 @@ def _ngrams(program: Program) -> dict[str, Any]:
 def _notes(
     options: LoweringOptions, system: str, precisions: dict[str, dict[str, int]], packages: int
 ) -> list[str]:
-    counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions[contract.DECODE].items())
+    counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions[DECODE].items())
     notes = [
         f"for {system.replace('ios', 'iOS ')} and later; {_EVALUATED}{'' if apple.available() else _NO_DEVICE}",
         f"ops of decode by the type of their result: {counts}",
@@ -170,24 +171,11 @@ def _io(
 ) -> dict[str, Any]:
     """The contract for the report: of decode."""
 
-    def rows(ports: tuple[contract.Port, ...]) -> list[dict[str, Any]]:
-        return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in ports]
-
     return {
-        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in options.buckets)],
+        "signatures": [DECODE, *(prefill_name(b) for b in options.buckets)],
         "context": options.context,
         "buckets": list(options.buckets),
         "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states, stateful)],
-        "inputs": rows(contract.input_ports(states, 1, tables, half, stateful)),
-        "outputs": rows(contract.output_ports(states, vocab, 1, half, stateful)),
+        "inputs": listed(contract.input_ports(states, 1, tables, half, stateful)),
+        "outputs": listed(contract.output_ports(states, vocab, 1, half, stateful)),
     }
-
-
-def _need(*modules: str) -> None:
-    from importlib.util import find_spec
-
-    for module in modules:
-        if find_spec(module) is None:
-            raise Unsupported(
-                f"{module} is not installed", fix="install it with: pip install 'needle-export[coreml]'"
-            )

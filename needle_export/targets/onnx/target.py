@@ -58,7 +58,7 @@ class OnnxTarget:
         """Arithmetic is float32 in every scheme here."""
         return
 
-    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+    def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1
 

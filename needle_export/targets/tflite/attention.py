@@ -12,9 +12,10 @@ import numpy as np
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
-from needle_export.targets.tflite.builder import MASKED, Builder, Ref
+from needle_export.targets.tflite.builder import MASKED, Builder
 from needle_export.targets.tflite.elementwise import Lowering
 from needle_export.targets.tflite.fused import positions
+from needle_export.targets.views import Ref
 
 
 def cached_attention(b: Builder, n: FxNode) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from needle_export.errors import Unsupported
 from needle_export.targets.base import StoredWeight, WeightShare
+from needle_export.targets.constants import digest
 
 if TYPE_CHECKING:
     from needle_export.targets.tflite.store import Stored
-
-
-def digest(data: npt.NDArray[Any]) -> str:
-    """Of an array's bytes, whatever its shape."""
-    return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=16).hexdigest()
 
 
 def digests(path: Path) -> dict[str, int]:

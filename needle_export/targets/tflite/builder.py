@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from litert_converter.mlir import ir
 
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
 from needle_export.targets.tflite.store import Matrix, WeightStore
-
-Dims = tuple[int, ...]
+from needle_export.targets.views import Dims, Ref, Values
 
 #: Stands for minus infinity in a mask: its exponential is 0 in float32 and it survives a cast to half.
 MASKED = -1e9
@@ -28,23 +26,12 @@ MASKED = -1e9
 STREAM = "stream_"
 
 
-@dataclass(frozen=True)
-class Ref:
-    """A TFLite value and the shape it has there."""
-
-    value: Any
-    dims: Dims
-
-
-class Builder:
+class Builder(Values):
     """One function (a signature's graph) under construction."""
 
     def __init__(self, program: Program, store: WeightStore, rows: int) -> None:
-        self.program = program
+        super().__init__(program, rows)
         self.store = store
-        self.rows = rows
-        self.env: dict[FxNode, Ref | tuple[Ref, ...]] = {}
-        self.memo: dict[object, Any] = {}
         #: New rows of every state, by the state's name: what the host appends.
         self.new_rows: dict[str, Ref] = {}
         self._streams = {node: index for index, node in program.streams.items()}
@@ -271,29 +258,6 @@ class Builder:
             self.memo[key] = self.store.plain(weight, np.ascontiguousarray(data))
         value: Ref = self.memo[key]
         return value
-
-    # --- FX values ---------------------------------------------------------------------------------
-
-    def dims_of(self, node: FxNode) -> Dims:
-        """The logical shape of an FX node."""
-        return tuple(int(d) for d in node.meta["val"].shape)
-
-    def ref(self, node: FxNode) -> Ref:
-        """What an FX node became."""
-        if self.program.weight_of(node) is not None:
-            return self.vector(node)
-        found = self.env[node]
-        if isinstance(found, tuple):
-            raise TypeError(f"{node.name} has several results")
-        return found
-
-    def get(self, node: FxNode, dims: Dims | None = None) -> Ref:
-        """An FX node's value in a wanted shape (default: its logical one)."""
-        return self.reshape(self.ref(node), self.dims_of(node) if dims is None else dims)
-
-    def put(self, node: FxNode, value: Ref) -> None:
-        """Record what an FX node became."""
-        self.env[node] = value
 
 
 def _attribute(value: Any) -> Any:

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Key of the file's metadata under which the contract lies.
-CONTRACT_KEY = "needle.contract"
+from needle_export.targets.ports import Port
 
 FILE_NAME = "model.tflite"
-
-DECODE = "decode"
 
 #: What the last word of a probe state's name stands for.
 _PROBE_DOCS = {
@@ -32,21 +29,6 @@ _HEAD_DOCS = {
     "embedding": "embedding of the sequence so far, of unit length",
     "router": "logits of the routes for the sequence so far, raw: neither a softmax nor a calibration is applied",
 }
-
-
-def prefill_name(rows: int) -> str:
-    """Name of the signature that reads T = ``rows`` tokens."""
-    return f"prefill_{rows}"
-
-
-@dataclass(frozen=True)
-class Port:
-    """One input or output of a signature: its name there, shape, dtype and meaning."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    doc: str
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,28 +11,14 @@ from torch import fx
 
 from needle_export.graph.ops import op as needle_op
 from needle_export.graph.program import FxNode, Part, Weight
-from needle_export.targets.tflite.builder import Builder, Ref
-from needle_export.targets.tflite.store import Matrix, piece
+from needle_export.targets.constants import piece, tied_head
+from needle_export.targets.tflite.builder import Builder
+from needle_export.targets.tflite.store import Matrix
+from needle_export.targets.views import VIEWS, Ref
 
 Lowering = Callable[[Builder, FxNode], None]
 
 aten = torch.ops.aten
-
-
-def view(b: Builder, n: FxNode) -> None:
-    """Another shape of the same elements: nothing to emit."""
-    b.env[n] = b.ref(n.args[0])
-
-
-def permute(b: Builder, n: FxNode) -> None:
-    """Free where only axes of length 1 move."""
-    value, order = n.args
-    dims = b.dims_of(value)
-    moved = [i for i in order if dims[i] != 1]
-    if moved == sorted(moved):
-        view(b, n)
-    else:
-        b.put(n, b.transpose(b.get(value), order))
 
 
 def expand(b: Builder, n: FxNode) -> None:
@@ -40,7 +26,7 @@ def expand(b: Builder, n: FxNode) -> None:
     value, have, want = n.args[0], b.dims_of(n.args[0]), b.dims_of(n)
     axes = [i for i, (a, c) in enumerate(zip(have, want, strict=True)) if a != c]
     if not axes:
-        view(b, n)
+        b.env[n] = b.ref(value)
         return
     (axis,) = axes
     b.put(n, b.concat([b.get(value)] * want[axis], axis))
@@ -63,15 +49,9 @@ def binary(kind: str) -> Lowering:
             if diagonal.value.numel() == np.prod(value.dims):
                 b.put(n, b.binary(kind, b.vector(left, value.dims), value))
                 return
-        b.put(n, b.binary(kind, _operand(b, left, n), _operand(b, right, n)))
+        b.put(n, b.binary(kind, b.operand(left, n), b.operand(right, n)))
 
     return lower
-
-
-def _operand(b: Builder, node: FxNode, result: FxNode) -> Ref:
-    """A value as it lies, where that has the result's shape already; else in its logical shape."""
-    ref = b.ref(node)
-    return ref if ref.dims == b.dims_of(result) else b.get(node)
 
 
 def integer_or_float(kind: str) -> Lowering:
@@ -82,20 +62,9 @@ def integer_or_float(kind: str) -> Lowering:
         if n.meta["val"].dtype.is_floating_point:
             lower_float(b, n)
             return
-        left, right = (_integers(b, a) for a in n.args)
-        if b.rows == 1 and right is b.memo.get("arange"):
-            b.put(n, left)  # plus 0 .. 0
-            return
-        b.put(n, b.binary(kind, left, right))
+        b.put(n, b.sum_of_integers(n, partial(b.binary, kind)))
 
     return lower
-
-
-def _integers(b: Builder, node: FxNode) -> Ref:
-    weight = b.program.weight_of(node)
-    if weight is not None:
-        return b.constant(weight.value.numpy(), np.int32)
-    return b.get(node)
 
 
 def unary(kind: str) -> Lowering:
@@ -122,12 +91,6 @@ def softmax(b: Builder, n: FxNode) -> None:
 def cast(b: Builder, n: FxNode) -> None:
     """To float32."""
     b.put(n, b.to_float(b.ref(n.args[0])))
-
-
-def arange(b: Builder, n: FxNode) -> None:
-    """0 .. T-1, known when the graph is written."""
-    b.memo["arange"] = b.constant(np.arange(n.args[0]), np.int32)
-    b.put(n, b.memo["arange"])
 
 
 def embedding(b: Builder, n: FxNode) -> None:
@@ -236,28 +199,8 @@ def _last_axis(b: Builder, split: FxNode) -> bool:
 def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies."""
     x, table = n.args
-    weight = b.program.weights[_behind(table).name]
-    rows = b.dims_of(table)[0]
-    data = weight.value.numpy()
-    if rows < len(data):
-        width = data.shape[1]
-        parts = (Part(weight.parts[0].source, weight.parts[0].role, -1, rows * width),)
-        weight = piece(weight, f"{weight.name}[:{rows}]", np.ascontiguousarray(data[:rows]), parts)
-        data = weight.value.numpy()
-    b.put(n, b.linear(b.get(x), b.store.matrix(weight, data)))
-
-
-def _behind(node: FxNode) -> FxNode:
-    return _behind(node.args[0]) if node.target is aten.slice.Tensor else node
-
-
-def slice_(b: Builder, n: FxNode) -> None:
-    """A range of one axis; of a weight, nothing (the reader takes it from the weight)."""
-    value, dim, start, end = n.args
-    if b.program.weight_of(value) is not None:
-        return
-    dims = b.dims_of(value)
-    b.put(n, b.slice(b.get(value), dim, start, min(end, dims[dim]) - start))
+    weight = tied_head(b.program, table, b.dims_of(table)[0])
+    b.put(n, b.linear(b.get(x), b.store.matrix(weight, weight.value.numpy())))
 
 
 def pad(b: Builder, n: FxNode) -> None:
@@ -277,27 +220,8 @@ def split(b: Builder, n: FxNode) -> None:
     b.env[n] = b.cut(b.get(value), dim, sizes)
 
 
-def select(b: Builder, n: FxNode) -> None:
-    """One index of one axis."""
-    value, dim, index = n.args
-    b.put(n, b.slice(b.get(value), dim, index, 1))
-
-
-def getitem(b: Builder, n: FxNode) -> None:
-    """One result of several."""
-    results = b.env[n.args[0]]
-    if isinstance(results, Ref):
-        raise TypeError(f"{n.args[0]} has one result")
-    b.env[n] = results[n.args[1]]
-
-
 LOWERINGS: dict[object, Lowering] = {
-    operator.getitem: getitem,
-    aten.reshape.default: view,
-    aten.flatten.using_ints: view,
-    aten.unsqueeze.default: view,
-    aten.squeeze.dim: view,
-    aten.permute.default: permute,
+    **VIEWS,
     aten.expand.default: expand,
     aten.add.Tensor: integer_or_float("add"),
     aten.mul.Tensor: binary("mul"),
@@ -307,14 +231,11 @@ LOWERINGS: dict[object, Lowering] = {
     aten.softmax.int: softmax,
     aten.silu.default: silu,
     aten.to.dtype: cast,
-    aten.arange.default: arange,
     aten.embedding.default: embedding,
     aten.index_select.default: index_select,
     aten.mean.dim: mean,
     aten.matmul.default: matmul,
     aten.linear.default: linear,
     aten.pad.default: pad,
-    aten.slice.Tensor: slice_,
-    aten.select.int: select,
     aten.split_with_sizes.default: split,
 }

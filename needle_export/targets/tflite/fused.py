@@ -10,9 +10,10 @@ import torch
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.graph.reference import HASH_PRIME
-from needle_export.targets.tflite.builder import Builder, Ref
+from needle_export.targets.constants import is_constant, side_by_side
+from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.elementwise import Lowering
-from needle_export.targets.tflite.store import is_constant, piece
+from needle_export.targets.views import Ref
 
 #: Rows up to this width are averaged by a matrix product.
 SHORT = 64
@@ -174,18 +175,11 @@ def _sigmoid_of(node: FxNode) -> FxNode | None:
 
 def _scaled(b: Builder, x: FxNode, nodes: list[FxNode]) -> Ref:
     """The results of linears that read the same input, side by side."""
-    weights, biases = ([b.program.weights[n.args[i].name] for n in nodes] for i in (1, 2))
-    widths = [int(w.value.shape[-1]) for w in weights]
-    factors = [float(b.program.weights[n.args[3].name].value) for n in nodes]
-    factor = np.repeat(np.asarray(factors, np.float32), widths)
-    bias = np.concatenate([w.value.numpy() for w in biases])
-    data = np.ascontiguousarray(np.concatenate([w.value.numpy() for w in weights], axis=-1).T)
-    name = "+".join([weights[0].name, *(w.name.rpartition(".")[2] for w in weights[1:])])
-    weight = piece(weights[0], name, data, [p for w in weights for p in w.parts])
-    addend = piece(biases[0], f"{name}.bias", bias, [p for w in biases for p in w.parts])
+    joined = side_by_side(b.program, nodes)
+    matrix = b.store.matrix(joined.weight, joined.weight.value.numpy(), joined.factor)
     # One row may lie in any shape, unless a reshape follows: the converter would draw that one into the product.
     source = b.ref(x) if b.rows == 1 and len(nodes) > 1 else b.get(x)
-    return b.linear(source, b.store.matrix(weight, data, factor), (addend, bias))
+    return b.linear(source, matrix, (joined.bias, joined.bias.value.numpy()))
 
 
 def row_dot(b: Builder, n: FxNode) -> None:

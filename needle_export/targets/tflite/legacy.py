@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from needle_export.errors import BadInput, UsageError
 from needle_export.targets.base import Floats, RuntimeRefused, Tokens
+from needle_export.targets.ports import CONTRACT_KEY
 from needle_export.targets.tflite.analysis import metadata
-from needle_export.targets.tflite.contract import CONTRACT_KEY
 from needle_export.targets.tflite.legacy_worker import pack, unpack
 
 #: The release that is meant; what another one does says nothing about it.

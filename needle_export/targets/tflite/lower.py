@@ -14,10 +14,11 @@ from litert_torch.backend import export, export_utils, lowerings
 
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
+from needle_export.targets.ports import CONTRACT_KEY, Port
 from needle_export.targets.tflite import attention, elementwise, fused, probes
-from needle_export.targets.tflite.builder import Builder, Ref
-from needle_export.targets.tflite.contract import CONTRACT_KEY, Port
+from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.store import WeightStore
+from needle_export.targets.views import Ref
 
 _LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS, **probes.LOWERINGS}
 

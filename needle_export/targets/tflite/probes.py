@@ -7,8 +7,9 @@ import numpy as np
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.graph.reference import PROBE_PADDING
-from needle_export.targets.tflite.builder import Builder, Ref
+from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.elementwise import Lowering, aten
+from needle_export.targets.views import Ref
 
 #: XNNPACK joins up to so many values at once; a longer CONCATENATION would cut the step in two.
 JOINED = 5

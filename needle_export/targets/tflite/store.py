@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy.typing as npt
 import torch
 from litert_converter.mlir import ir
 
-from needle_export.graph.program import CONSTANT, Part, Weight
-from needle_export.targets.tflite import buffers
+from needle_export.graph.program import Part, Weight
+from needle_export.targets import constants
+from needle_export.targets.constants import short_name
 from needle_export.targets.tflite.readback import tensor_name
 from needle_export.weights.int8 import quantize_rows
 
@@ -66,10 +66,10 @@ class WeightStore:
 
     def plain(self, weight: Weight, data: npt.NDArray[np.float32], reason: str = "") -> Any:
         """A weight's values in float32, as a Ref."""
-        from needle_export.targets.tflite.builder import Ref
+        from needle_export.targets.views import Ref
 
         attribute, kind, digest = self._attribute(data)
-        self._note(digest, Stored(_short(weight.name), "float32", weight.parts, reason))
+        self._note(digest, Stored(short_name(weight.name), "float32", weight.parts, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
 
     def matrix(
@@ -80,7 +80,7 @@ class WeightStore:
         A ``factor`` a row [O] goes into the matrix in float32; halves and integers stay as they are, and it goes into
         the scales.
         """
-        from needle_export.targets.tflite.builder import Ref
+        from needle_export.targets.views import Ref
 
         reason = self._why_float(weight, data.size)
         if self.scheme == "fp32" or reason:
@@ -90,7 +90,7 @@ class WeightStore:
         if self.scheme == "fp16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
-            self._note(digest, Stored(_short(weight.name), "float16", weight.parts))
+            self._note(digest, Stored(short_name(weight.name), "float16", weight.parts))
             half = _constant("tfl.pseudo_const", kind, value=attribute)
             wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
             with _called(weight, weight.folded):
@@ -101,23 +101,23 @@ class WeightStore:
     def _int8(
         self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None
     ) -> Matrix:
-        from needle_export.targets.tflite.builder import Ref
+        from needle_export.targets.views import Ref
 
-        source = buffers.digest(data)
+        source = constants.digest(data)
         if source not in self._quantized:
             values, scales = quantize_rows(torch.from_numpy(data))
             self._quantized[source] = (values.numpy(), scales.numpy())
         values, scales = self._quantized[source]
         scales = scales if factor is None else scales * factor
         attribute, _, digest = self._attribute(values)
-        self._note(digest, Stored(_short(weight.name), "int8", weight.parts))
+        self._note(digest, Stored(short_name(weight.name), "int8", weight.parts))
         shape = "x".join(map(str, data.shape))
         kind = ir.Type.parse(f"tensor<{shape}x!quant.uniform<i8<-127:127>:f32, 1.0>>")
         with _called(weight, weight.folded):
             value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
         attribute, _, digest = self._attribute(scales)
         shared = tuple(replace(p, elements=max(1, p.elements // data.shape[1])) for p in weight.parts)
-        self._note(digest, Stored(f"{_short(weight.name)}.scales", "float32", shared))
+        self._note(digest, Stored(f"{short_name(weight.name)}.scales", "float32", shared))
         return Matrix(Ref(value, data.shape), scales)
 
     def _why_float(self, weight: Weight, size: int) -> str:
@@ -131,7 +131,7 @@ class WeightStore:
 
     def _attribute(self, data: npt.NDArray[Any]) -> tuple[Any, Any, str]:
         data = np.ascontiguousarray(data).reshape(data.shape)
-        digest = buffers.digest(data)
+        digest = constants.digest(data)
         key = (digest, data.dtype.str, data.shape)
         kind = ir.RankedTensorType.get(data.shape, _element(data.dtype))
         if key not in self._attributes:
@@ -146,18 +146,13 @@ class WeightStore:
             self.stored[digest] = replace(known, parts=(*known.parts, *new))
 
 
-def piece(weight: Weight, name: str, data: npt.NDArray[np.float32], parts: Iterable[Part]) -> Weight:
-    """A part of a merged weight as a weight of its own."""
-    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded)
-
-
 def _constant(op: str, kind: Any, **attributes: Any) -> Any:
     return ir.Operation.create(op, results=[kind], attributes=attributes).result
 
 
 def _called(weight: Weight, folded: bool) -> Any:
     """While active, a constant is named after the weight: by that name it is found in the file and compared."""
-    return ir.Location.name(tensor_name(_short(weight.name), folded))
+    return ir.Location.name(tensor_name(short_name(weight.name), folded))
 
 
 def _element(dtype: Any) -> Any:
@@ -168,12 +163,3 @@ def _element(dtype: Any) -> Any:
     if dtype == np.bool_:
         return ir.IntegerType.get_signless(1)
     return ir.IntegerType.get_signless(dtype.itemsize * 8)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("net.")
-
-
-def is_constant(parts: tuple[Part, ...]) -> bool:
-    """Whether no checkpoint tensor stands behind a weight."""
-    return all(p.role == CONSTANT for p in parts)

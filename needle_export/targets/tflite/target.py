@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from needle_export.errors import BadInput, Unsupported, UsageError
+from needle_export.errors import BadInput, UsageError
 from needle_export.targets.base import (
     Compiled,
     Facts,
@@ -25,9 +25,11 @@ from needle_export.targets.base import (
     ReadMatrix,
     SignatureFacts,
     Tokens,
+    need,
 )
+from needle_export.targets.ports import CONTRACT_KEY, DECODE, entry_name, listed, prefill_name
+from needle_export.targets.quiet import quietly
 from needle_export.targets.tflite import contract
-from needle_export.targets.tflite.quiet import quietly
 from needle_export.targets.tflite.session import Loop
 
 #: What a file's ops and types ask for, by scheme, and what is known of older runtimes.
@@ -55,7 +57,7 @@ class TfliteTarget:
         """XNNPACK's rounding of inputs, for int8."""
         return "asymmetric" if weights == "int8" else None
 
-    def chunk_multiple(self, states: tuple[Any, ...]) -> int:
+    def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1
 
@@ -72,7 +74,7 @@ class TfliteTarget:
         options: LoweringOptions,
     ) -> Compiled:
         """Write ``model.tflite``; see :class:`targets.base.Target`."""
-        _need("litert_torch", "litert_converter")
+        need("tflite", "litert_torch", "litert_converter")
         with quietly():
             from needle_export.targets.tflite.buffers import stored_weights
             from needle_export.targets.tflite.lower import exporter
@@ -85,7 +87,7 @@ class TfliteTarget:
                 program = programs.program(rows)
                 prepare(program, self.folds_into_matrices(options.weights))
                 target.add(
-                    contract.DECODE if rows == 1 else contract.prefill_name(rows),
+                    entry_name(rows),
                     program,
                     rows,
                     contract.input_ports(states, rows),
@@ -176,7 +178,7 @@ class TfliteRunner:
     """
 
     def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False) -> None:
-        _need("ai_edge_litert")
+        need("tflite", "ai_edge_litert")
         from ai_edge_litert.interpreter import Interpreter
 
         from needle_export.targets.tflite.analysis import metadata
@@ -184,7 +186,7 @@ class TfliteRunner:
         path = folder / contract.FILE_NAME
         if not path.is_file():
             raise BadInput("this file of the artifact is missing", where=str(path), fix="build it again")
-        described = metadata(path, contract.CONTRACT_KEY)
+        described = metadata(path, CONTRACT_KEY)
         try:
             facts = json.loads(described or "")
             with quietly():
@@ -238,27 +240,11 @@ class TfliteRunner:
 def describe(states: tuple[Any, ...], vocab: int, options: LoweringOptions) -> dict[str, Any]:
     """The contract for the report: of decode, with T for the tokens of a prefill."""
 
-    def rows(ports: tuple[contract.Port, ...]) -> list[dict[str, Any]]:
-        return [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "doc": p.doc} for p in ports]
-
     return {
-        "signatures": [contract.DECODE, *(contract.prefill_name(b) for b in options.buckets), *options.heads],
+        "signatures": [DECODE, *(prefill_name(b) for b in options.buckets), *options.heads],
         "context": options.context,
         "buckets": list(options.buckets),
         "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states)],
-        "inputs": rows(contract.input_ports(states, 1)),
-        "outputs": rows(contract.output_ports(states, vocab, 1)),
+        "inputs": listed(contract.input_ports(states, 1)),
+        "outputs": listed(contract.output_ports(states, vocab, 1)),
     }
-
-
-def _need(*modules: str) -> None:
-    from importlib.util import find_spec
-
-    for module in modules:
-        if find_spec(module) is None:
-            raise Unsupported(
-                f"{module.replace('_', '-')} is not installed",
-                fix="install it with: pip install 'needle-export[tflite]'",
-            )
-
-

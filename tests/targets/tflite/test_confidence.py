@@ -15,6 +15,7 @@ import torch
 from needle_export.checkpoint.geometry import SMALL, Geometry
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.targets.ports import CONTRACT_KEY, entry_name
 from needle_export.targets.tflite import contract
 from needle_export.targets.tflite.analysis import count_ops, metadata, partitions, read_graph
 from needle_export.targets.tflite.session import Loop
@@ -43,7 +44,7 @@ def build(folder: Path, geometry: Geometry, heads: tuple[str, ...], *, scheme: s
         for rows in (1, BUCKET):
             program = compiler.program(rows)
             prepare(program, scheme == "fp32")
-            name = contract.DECODE if rows == 1 else contract.prefill_name(rows)
+            name = entry_name(rows)
             ports = contract.input_ports(states, rows), contract.output_ports(states, vocab, rows)
             target.add(name, program, rows, *ports)
         for head in heads:
@@ -55,7 +56,7 @@ def build(folder: Path, geometry: Geometry, heads: tuple[str, ...], *, scheme: s
 
 
 def opened(path: Path) -> Loop:
-    described = json.loads(metadata(path, contract.CONTRACT_KEY) or "")
+    described = json.loads(metadata(path, CONTRACT_KEY) or "")
     return Loop(interpreters.Interpreter(str(path), num_threads=1), described)
 
 
@@ -164,7 +165,7 @@ def test_what_is_not_there_is_refused(built: Built) -> None:
 
 def test_the_contract_tells_a_host_what_to_do(built: Built) -> None:
     compiler, path = built
-    described = json.loads(metadata(path, contract.CONTRACT_KEY) or "")
+    described = json.loads(metadata(path, CONTRACT_KEY) or "")
     assert described["heads"] == ["confidence"]
     states = {s["name"]: s for s in described["state"] if s["kind"] == "replace"}
     assert {n: (s["rows"], s["index"], s["initial"]) for n, s in states.items()} == {
@@ -205,7 +206,7 @@ def test_what_it_costs(built: Built, tmp_path: Path) -> None:
     assert all(len(t.shape) <= 4 for g in graphs.values() for t in g.tensors)
     assert not {"BROADCAST_TO", "GATHER_ND"} & {op for g in graphs.values() for op in count_ops(g)}
     assert "confidence" not in without
-    assert json.loads(metadata(plain, contract.CONTRACT_KEY) or "")["heads"] == []
+    assert json.loads(metadata(plain, CONTRACT_KEY) or "")["heads"] == []
     assert "count" not in interpreters.Interpreter(str(plain)).get_signature_list()["prefill_8"]["inputs"]
 
 

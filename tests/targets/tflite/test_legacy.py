@@ -19,15 +19,9 @@ from needle_export.config.progress import NullProgress
 from needle_export.errors import BadInput, UsageError
 from needle_export.measure import parity
 from needle_export.targets.base import RuntimeRefused
+from needle_export.targets.ports import CONTRACT_KEY, DECODE, prefill_name
 from needle_export.targets.tflite.analysis import metadata
-from needle_export.targets.tflite.contract import (
-    CONTRACT_KEY,
-    DECODE,
-    contract_json,
-    input_ports,
-    output_ports,
-    prefill_name,
-)
+from needle_export.targets.tflite.contract import contract_json, input_ports, output_ports
 from needle_export.targets.tflite.legacy import FOLDER, VARIABLE, VERSION, LegacyRunner, find_legacy_python
 from needle_export.targets.tflite.prepare import prepare
 from needle_export.targets.tflite.session import Loop

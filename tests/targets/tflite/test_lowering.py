@@ -19,6 +19,7 @@ from needle_export.compile import Compiler
 from needle_export.graph import reference
 from needle_export.graph.ops import op
 from needle_export.graph.program import Part, Program, Weight
+from needle_export.targets.ports import CONTRACT_KEY, Port
 from needle_export.targets.tflite import contract
 from needle_export.targets.tflite.analysis import Graph, metadata, read_graph
 from needle_export.targets.tflite.session import Loop
@@ -44,7 +45,7 @@ def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def opened(path: Path) -> Loop:
-    described = json.loads(metadata(path, contract.CONTRACT_KEY) or "")
+    described = json.loads(metadata(path, CONTRACT_KEY) or "")
     return Loop(interpreters.Interpreter(str(path), num_threads=1), described)
 
 
@@ -212,9 +213,9 @@ class One:
         return node
 
 
-def _ports(values: Tensors) -> tuple[contract.Port, ...]:
+def _ports(values: Tensors) -> tuple[Port, ...]:
     kinds = {torch.int64: "int32", torch.float32: "float32"}
-    return tuple(contract.Port(n, tuple(v.shape), kinds[v.dtype], "") for n, v in values.items())
+    return tuple(Port(n, tuple(v.shape), kinds[v.dtype], "") for n, v in values.items())
 
 
 def run_one(

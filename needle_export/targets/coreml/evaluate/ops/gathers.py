@@ -134,23 +134,23 @@ def _gather_nd(call: Call) -> Kernel:
     return look_up
 
 
-def _combine(call: Call) -> tuple[bool, bool]:
-    """Whether updates are added; and else they replace. Other modes aren't known."""
+def _adds(call: Call) -> bool:
+    """What a scatter takes beside its axis; whether updates are added, or else replace. Other modes aren't known."""
+    call.tensor("data")
+    call.tensor("indices")
+    call.tensor("updates")
+    call.same("data", "updates")
     mode = call.value("mode", "add")
     if mode not in ("add", "update"):
         call.refuse(f"mode {mode!r} isn't known")
     call.value("validate_indices", False)  # checked in any case
-    return mode == "add", mode == "update"
+    return bool(mode == "add")
 
 
 @op("scatter")
 def _scatter(call: Call) -> Kernel:
-    data = call.tensor("data")
-    call.tensor("indices")
-    call.tensor("updates")
-    call.same("data", "updates")
-    axis = axis_of(call, int(call.value("axis", 0)), len(data.shape))
-    adds, _ = _combine(call)
+    adds, shape = _adds(call), call.type("data").shape
+    axis = axis_of(call, int(call.value("axis", 0)), len(shape))
 
     def put(data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         places = _within(indices, data.shape[axis])
@@ -161,12 +161,8 @@ def _scatter(call: Call) -> Kernel:
 
 @op("scatter_along_axis")
 def _scatter_along_axis(call: Call) -> Kernel:
-    data = call.tensor("data")
-    call.tensor("indices")
-    call.tensor("updates")
-    call.same("data", "updates")
-    axis = axis_of(call, int(call.value("axis", 0)), len(data.shape))
-    adds, _ = _combine(call)
+    adds, shape = _adds(call), call.type("data").shape
+    axis = axis_of(call, int(call.value("axis", 0)), len(shape))
 
     def put(data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         places = _within(indices, data.shape[axis])
@@ -177,12 +173,9 @@ def _scatter_along_axis(call: Call) -> Kernel:
 
 @op("scatter_nd")
 def _scatter_nd(call: Call) -> Kernel:
-    data = call.tensor("data")
-    depth = call.tensor("indices").shape[-1]
-    call.tensor("updates")
-    call.same("data", "updates")
-    adds, _ = _combine(call)
-    call.check(depth <= len(data.shape), "has indices deeper than its tensor")
+    adds, shape = _adds(call), call.type("data").shape
+    depth = call.type("indices").shape[-1]
+    call.check(depth <= len(shape), "has indices deeper than its tensor")
 
     def put(data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         places = tuple(_within(indices[..., level], data.shape[level]) for level in range(depth))

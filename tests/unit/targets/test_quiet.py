@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from needle_export.targets.tflite.quiet import quietly
+from needle_export.targets.quiet import quietly
 
 
 def talk() -> None:

@@ -1,4 +1,4 @@
-"""Imports and calls of the converter without its remarks on optional parts that nobody here uses."""
+"""Imports and calls of converters without their remarks on optional parts that nobody here uses."""
 
 from __future__ import annotations
 
