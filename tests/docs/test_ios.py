@@ -13,8 +13,8 @@ from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.config.options import BUCKETS, DEFAULT_SYSTEM, SYSTEMS
 from needle_export.model.state import state_specs
 from needle_export.targets.coreml import contract as c
-from needle_export.targets.ports import CONTRACT_KEY, DECODE, Port, prefill_name
 from needle_export.targets.coreml.host import PRIME, TAIL_SHARE
+from needle_export.targets.ports import CONTRACT_KEY, DECODE, Port, prefill_name
 from tests.support.coreml_contracts import contract_of, ngram_facts
 
 ROOT = Path(__file__).parents[2]
