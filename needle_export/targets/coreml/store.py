@@ -15,6 +15,7 @@ import torch
 from coremltools.converters.mil import Builder as MilOps
 from coremltools.converters.mil.mil import types
 
+from needle_export.errors import Unsupported
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
 from needle_export.targets.constants import digest, short_name
@@ -91,8 +92,14 @@ class WeightStore:
         return f"{letter}{self._count}"
 
     def plain(self, weight: Weight, data: Array, reason: str = "") -> Any:
-        """A weight's values in the package's float type."""
-        return self._float(weight, data.astype(self.dtype), reason)
+        """A weight's values in the package's float type.
+
+        Raises:
+            Unsupported: one is beyond it.
+        """
+        with np.errstate(over="ignore"):  # told below, by name
+            held = data.astype(self.dtype)
+        return self._float(weight, held, reason)
 
     def single(self, weight: Weight, data: Array) -> Any:
         """A weight's values in float32, whatever the scheme."""
@@ -106,7 +113,10 @@ class WeightStore:
             return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "")
         source = digest(data)
         if source not in self._quantized:
-            self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
+            try:
+                self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
+            except ValueError as fault:
+                raise _too_large(weight, str(fault)) from fault
         values, extra = self._quantized[source]
         count = values.size * form.bits // 8 + extra.nbytes
         self._note(f"{form.name}{source}", Stored(short_name(weight.name), count, form.name, weight.parts))
@@ -135,10 +145,9 @@ class WeightStore:
         return Form("palette", 4, math.gcd(GROUP, *(p.elements // columns for p in weight.parts)))
 
     def _float(self, weight: Weight, data: Array, reason: str) -> Any:
-        dtype = {"float16": "float16", "float32": "float32"}[data.dtype.name]
         if data.dtype == np.float16 and not np.isfinite(data).all():
-            reason = "overflows half precision"
-        self._note(_key(data), Stored(short_name(weight.name), data.nbytes, dtype, weight.parts, reason))
+            raise _too_large(weight, "a value is beyond half precision")
+        self._note(_key(data), Stored(short_name(weight.name), data.nbytes, data.dtype.name, weight.parts, reason))
         return self.constant(data)
 
     def _note(self, key: str, stored: Stored) -> None:
@@ -164,3 +173,8 @@ class WeightStore:
 
 def _key(data: Array) -> str:
     return f"{data.dtype.str}{data.shape}{digest(data)}"
+
+
+def _too_large(weight: Weight, what: str) -> Unsupported:
+    source = weight.parts[0].source if weight.parts else weight.name
+    return Unsupported(what, where=source, fix="build with --weights fp32")
