@@ -1,6 +1,6 @@
 """Forms that a lowering chose between, in LiteRT on CPU: chains of one op or a few.
 
-    python -m tests.benchmarks.tflite_micro [NAME...]   # norms scales caches joins turns; all of them if none is named
+    python -m tests.benchmarks.tflite_micro [NAME...]   # norms scales caches joins turns sinkhorns; default: all
 
 One thread. Chains of 40 links are timed in turn, round by round; the median of the rounds in microseconds a link, with
 the quartiles. Trust the differences and ratios.
@@ -153,18 +153,21 @@ def caches() -> None:
     blocks = 20
     for size in (256, 1024):
 
-        def attend(k: Shape, v: Shape, left_k: bool, left_v: bool) -> tuple[list[Shape], Body]:
+        def attend(k: Shape, v: Shape, left_k: bool, left_v: bool, size: int = size) -> tuple[list[Shape], Body]:
             def body(b: Builder, x: Ref, a: list[Ref], i: int) -> Ref:
                 keys, values = a[1 + i], a[1 + blocks + i]
+                # The sums stand before the transposes, or the converter makes right operands of the left ones again.
                 if left_k:
-                    scores = b.transpose(b.matmul(keys, x, transpose_y=True), (0, 2, 1))
+                    mask = b.constant(np.ones((size, 1)))
+                    scores = b.transpose(b.add(b.matmul(keys, x, transpose_y=True), mask), (0, 2, 1))
                 else:
-                    scores = b.matmul(x, keys, transpose_y=k[1] != 48)
+                    scores = b.add(b.matmul(x, keys, transpose_y=k[1] != 48), b.constant(np.ones((1, size))))
                 weights = b.softmax(scores)
                 if left_v:
-                    out = b.transpose(b.matmul(values, weights, transpose_y=True), (0, 2, 1))
+                    own = b.constant(np.ones((64, 1)))
+                    out = b.transpose(b.add(b.matmul(values, weights, transpose_y=True), own), (0, 2, 1))
                 else:
-                    out = b.matmul(weights, values, transpose_y=v[1] == 64)
+                    out = b.add(b.matmul(weights, values, transpose_y=v[1] == 64), b.constant(np.ones((1, 64))))
                 return b.slice(out, -1, 0, 48)
 
             return [(2, 6, 48), *[k] * blocks, *[v] * blocks], body
@@ -228,7 +231,25 @@ def turns() -> None:
     )
 
 
-ALL = {part.__name__: part for part in (norms, scales, caches, joins, turns)}
+def sinkhorns() -> None:
+    """Half an iteration of Sinkhorn on matrices 4 x 4: a sum and a quotient, and a product with ones and a quotient."""
+    ones, eye = np.ones((4, 4)), np.eye(4)
+    sums = np.kron(eye, ones), np.kron(ones, eye)
+
+    def sum_(b: Builder, x: Ref, a: list[Ref], i: int) -> Ref:
+        return b.binary("div", x, b.reduce("sum", x, -2 if i % 2 else -1))
+
+    def product(b: Builder, x: Ref, a: list[Ref], i: int) -> Ref:
+        return b.binary("div", x, b.product(x, b.constant(sums[i % 2])))
+
+    for count in (1, 64):
+        compare(
+            f"half an iteration of Sinkhorn on {count} matrices 4 x 4",
+            {"SUM, DIV": ([(count, 4, 4)], sum_), "FULLY_CONNECTED, DIV": ([(count, 16)], product)},
+        )
+
+
+ALL = {part.__name__: part for part in (norms, scales, caches, joins, turns, sinkhorns)}
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or ALL:

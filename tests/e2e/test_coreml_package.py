@@ -217,7 +217,7 @@ FORMS = {
 
 @schemes
 def test_compressed_constants_stay_compressed_and_have_their_form(weights, dist):
-    (kind, dtype), = FORMS[weights].items()  # fmt: skip
+    (kind, dtype), = FORMS[weights].items()
     for _, function in functions(dist(weights)):
         large = matrices(function)
         # Four products a block, the table, the engram's tables and two projections; none of them twice.
@@ -241,7 +241,7 @@ def test_compressed_constants_stay_compressed_and_have_their_form(weights, dist)
                 assert scale.type.shape == (shape[0], shape[1] // block) and "offset" not in op.inputs
         # Nothing decompresses what another op compresses again, and no array of floats of a matrix's size is left.
         assert not [o for o in uses(function, kind) if o.type != "const" and any(
-            isinstance(v, str) and v not in constants(function) for vs in o.inputs.values() for v in vs)]  # fmt: skip
+            isinstance(v, str) and v not in constants(function) for vs in o.inputs.values() for v in vs)]
 
 
 def test_before_ios18_int8_has_the_older_form(dist):
@@ -303,5 +303,5 @@ def test_functions_share_their_weights(weights, packages, dist):
     assert 0 < more - own < (52_000 if weights == "fp32" else 29_000)
     assert (three / SPEC).stat().st_size < 3.6 * (alone / SPEC).stat().st_size
     large = [{held(f, op, {"const": "val", "constexpr_lut_to_dense": "indices"}.get(op.type, "data")).offset
-              for op in matrices(f).values()} for _, f in functions(dist(weights))]  # fmt: skip
+              for op in matrices(f).values()} for _, f in functions(dist(weights))]
     assert large[0] == large[1] == large[2] and len(large[0]) >= 2 * g.num_layers + 3

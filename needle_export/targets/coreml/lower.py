@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,6 @@ class Exporter:
         self.store = store
         self.system = system
         self.functions: dict[str, Function] = {}
-        #: Ops without constants, by function: by type, and by the type of their result.
-        self.counts: dict[str, dict[str, int]] = {}
-        self.precisions: dict[str, dict[str, int]] = {}
 
     def add(
         self,
@@ -76,23 +72,20 @@ class Exporter:
             results = _results(builder, program, outputs)
             function.set_outputs([r.value for r in results])
         self.functions[name] = function
-        ops = [found for o in function.operations for found in _saved(o)]
-        self.counts[name] = dict(Counter(kind for kind, _ in ops).most_common())
-        self.precisions[name] = dict(Counter(precision for _, precision in ops).most_common())
 
-    def write(self, path: Path, contract: str, metadata: Mapping[str, str]) -> list[Path]:
-        """Write the package, and return where; no pass of the converter touches what the lowerings chose.
+    def write(self, path: Path, contract: str, metadata: Mapping[str, str]) -> dict[str, Path]:
+        """Write the package, and return where each function is.
 
+        No pass of the converter touches what the lowerings chose.
         Below iOS 18 a package has one function, so that there is a package for each, and each has its own weights.
         """
         if not stateful(self.system):
-            written = []
+            written = {name: path.parent / package_name(name, False) for name in self.functions}
             for name, function in self.functions.items():
-                written.append(path.parent / package_name(name, False))
-                self._save(written[-1], {name: function}, contract, metadata)
+                self._save(written[name], {name: function}, contract, metadata)
             return written
         self._save(path, self.functions, contract, metadata)
-        return [path]
+        return dict.fromkeys(self.functions, path)
 
     def _save(
         self, path: Path, functions: Mapping[str, Function], contract: str, metadata: Mapping[str, str]
@@ -136,21 +129,6 @@ def _settle(path: Path) -> None:
     manifest["itemInfoEntries"] = dict(entries)
     manifest["rootModelIdentifier"] = ids[manifest["rootModelIdentifier"]]
     (path / "Manifest.json").write_text(json.dumps(manifest, indent=4) + "\n", encoding="utf-8")
-
-
-def _saved(op: Any) -> list[tuple[str, str]]:
-    """What an op is in the file, with the type of its result: nothing if a constant, up to two if a state's update."""
-    precision = _type_name(op.outputs[0].dtype)
-    if op.op_type == "const" or op.op_type.startswith("constexpr"):
-        return []
-    if op.op_type != "coreml_update_state":
-        return [(op.op_type, precision)]
-    return [("write_state", precision), *([("read_state", precision)] if op.outputs[0].child_ops else [])]
-
-
-def _type_name(dtype: Any) -> str:
-    """``fp16``, ``fp32``, ``int32`` or ``bool``."""
-    return str(types.builtin_to_string(dtype))
 
 
 def _input(b: Builder, node: Any) -> None:

@@ -13,6 +13,7 @@ from needle_export.graph.ops import op
 from needle_export.graph.program import Program
 from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
 from needle_export.targets.coreml import apple, contract
+from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.session import EvaluatorRunner
 from needle_export.targets.ports import DECODE, entry_name, listed, prefill_name
 from needle_export.targets.quiet import quietly
@@ -92,16 +93,20 @@ class CoremlTarget:
             states, head_vocab, options.context, options.buckets, ngrams, system, store.half, options.metadata
         )
         with quietly():
-            packages = exporter.write(folder / contract.FILE_NAME, described, options.metadata)
+            written = exporter.write(folder / contract.FILE_NAME, described, options.metadata)
+        packages = list(dict.fromkeys(written.values()))
         files = [f.relative_to(folder).as_posix() for p in packages for f in sorted(p.rglob("*")) if f.is_file()]
+        # Counted in the files, not in what was asked for: a state's update is a write there, and a read if it is used.
+        held = {p: load_package(p).describe()["functions"] for p in packages}
+        found = {name: held[p][name if stateful else "main"] for name, p in written.items()}
         for name in HOST_FILES:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
             files.append(name)
         return Compiled(
             files=files,
             weights=store.listed(),
-            nodes=exporter.counts,
-            notes=_notes(options, system, exporter.precisions, len(packages)),
+            nodes={name: facts["op_types"] for name, facts in found.items()},
+            notes=_notes(options, system, found[DECODE]["precisions"], len(packages)),
             io=_io(states, head_vocab, options, len(ngrams.get("seeds", ())), store.half, stateful),
             versions={n: version(n) for n in ("coremltools",)},
         )
@@ -149,12 +154,12 @@ def _ngrams(program: Program) -> dict[str, Any]:
 
 
 def _notes(
-    options: LoweringOptions, system: str, precisions: dict[str, dict[str, int]], packages: int
+    options: LoweringOptions, system: str, precisions: dict[str, int], packages: int
 ) -> list[str]:
-    counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions[DECODE].items())
+    counts = ", ".join(f"{count:,} in {kind}" for kind, count in precisions.items())
     notes = [
         f"for {system.replace('ios', 'iOS ')} and later; {_EVALUATED}{'' if apple.available() else _NO_DEVICE}",
-        f"ops of decode by the type of their result: {counts}",
+        f"ops of decode by the type that they compute in: {counts}",
         "n-gram rows, slots and masks are computed by the host: host.py and the Swift files beside the package do it",
     ]
     if not contract.stateful(system):

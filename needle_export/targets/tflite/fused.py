@@ -93,7 +93,18 @@ def sinkhorn(b: Builder, n: FxNode) -> None:
     """A softmax, which is exp and rows at once, then a sum and a quotient each half iteration."""
     logits, iterations = n.args
     dims = b.dims_of(n)
-    value = b.softmax(b.get(logits, dims[1:] if dims[0] == 1 else dims))
+    if b.rows > 1:
+        # Each sum beside each entry that it divides, by a product with ones and zeros: many small matrices take a
+        # quarter of the time. A single one takes a little longer, as all these constants must be read.
+        lanes = dims[-1]
+        value = b.reshape(b.softmax(b.get(logits, dims)), (b.rows, lanes * lanes))
+        ones, eye = np.ones((lanes, lanes)), np.eye(lanes)
+        sums = b.constant(np.kron(eye, ones)), b.constant(np.kron(ones, eye))
+        for half in range(1, 2 * iterations):
+            value = b.binary("div", value, b.product(value, sums[half % 2]))
+        b.put(n, value)
+        return
+    value = b.softmax(b.get(logits, dims[1:]))
     for half in range(1, 2 * iterations):
         value = b.binary("div", value, b.reduce("sum", value, -2 if half % 2 else -1))
     b.put(n, value)

@@ -45,13 +45,13 @@ case("reverse", lambda f, x: mb.reverse(x=x, axes=[1]), x=X)
 case("reverse_all", lambda f, x: mb.reverse(x=x), x=X)
 case(
     "band_part", lambda f, x: mb.band_part(x=x, lower=1, upper=0), x=CUBE, expect=lambda x: np.tril(x) - np.tril(x, -2)
-)  # fmt: skip  one formula
+)
 case(
     "band_part_upper",
     lambda f, x: mb.band_part(x=x, lower=0, upper=-1),
     x=CUBE,
     expect=lambda x: np.triu(x),
-)  # fmt: skip  one formula
+)
 case("pad", lambda f, x: mb.pad(x=x, pad=[1, 0, 2, 3], mode="constant", constant_val=f(0.5)), x=CUBE)
 case("pad_reflect", lambda f, x: mb.pad(x=x, pad=[2, 1], mode="reflect"), x=X)
 case("pad_replicate", lambda f, x: mb.pad(x=x, pad=[1, 0, 2, 1], mode="replicate"), x=X)
@@ -68,7 +68,7 @@ case(
     lambda f, x: mb.add(x=x, y=mb.fill_like(ref_tensor=x, value=f(2))),
     x=X,
     expect=lambda x: x + 2,
-)  # fmt: skip  one formula
+)
 case(
     "range_1d",
     lambda f, x: mb.reshape(x=mb.range_1d(start=np.int32(2), end=mb.squeeze(x=x), step=np.int32(3)), shape=[4]),
@@ -78,7 +78,7 @@ case(
 )
 case("shape", lambda f, x: mb.shape(x=x), x=CUBE)
 case("one_hot", lambda f, x: mb.one_hot(indices=x, one_hot_vector_size=4, axis=0, on_value=f(2), off_value=f(-1)),
-     x=whole([3, 0, 1]), expect=lambda x: np.where(np.arange(4)[:, None] == x, 2, -1).astype(np.float32))  # fmt: skip
+     x=whole([3, 0, 1]), expect=lambda x: np.where(np.arange(4)[:, None] == x, 2, -1).astype(np.float32))
 
 # Slices.
 
@@ -178,7 +178,7 @@ case(
     "gather_constant",
     lambda f, at: mb.gather(x=TABLE.astype(f), indices=at, axis=0, validate_indices=True),
     at=PLACES,
-)  # fmt: skip  a short one
+)
 case(
     "gather_constant_axis",
     lambda f, at: mb.gather(x=BLOCK.astype(f), indices=at, axis=1),
@@ -189,7 +189,7 @@ case(
     lambda f, x, at: mb.gather(x=x, indices=mb.squeeze(x=at), axis=1),
     x=CUBE,
     at=whole([2]),
-)  # fmt: skip  a short one
+)
 
 
 def _batched(name: str, constant: bool, axis: int, x: Array, at: Array) -> None:
@@ -216,13 +216,13 @@ case(
     x=BLOCK,
     at=whole([[[3, 0], [1, 4]]]),
     expect=lambda x, at: x[at[..., 0], at[..., 1]],
-)  # fmt: skip  one formula
+)
 case(
     "gather_nd_constant",
     lambda f, at: mb.gather_nd(x=BLOCK.astype(f), indices=at),
     at=whole([[3, 0], [1, 4], [1, 4]]),
     expect=lambda at: BLOCK[at[..., 0], at[..., 1]],
-)  # fmt: skip  one formula
+)
 case(
     "gather_nd_batches",
     lambda f, x, at: mb.gather_nd(x=x, indices=at, batch_dims=1),

@@ -181,7 +181,7 @@ case(
     lambda f, x: mb.topk(x=x, k=1, axis=0, ascending=True),
     x=X,
     expect=lambda x: (x.min(0, keepdims=True), x.argmin(0)[None].astype(np.int32)),
-)  # fmt: skip  a short pair
+)
 case("argsort", lambda f, x: mb.argsort(x=x, axis=1, ascending=True), x=X, expect=lambda x: np.argsort(x, 1, "stable"))
 case("softmax", lambda f, x: mb.softmax(x=x, axis=0), x=X * 4)
 

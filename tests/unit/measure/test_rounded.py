@@ -114,4 +114,4 @@ def test_the_worst_five_are_named_and_the_rest_counted() -> None:
         measure_rounded(Fake(given, by(10), found), given, lambda _: None)
     named = failure.value.what.removeprefix("half precision isn't enough: ").split("; ")
     assert named == [f"overflow in decode: op_{i} ({n} elements)" for i, n in
-                     ((2, 112), (7, 17), (6, 16), (5, 15), (4, 14))] + ["and 3 more ops"]  # fmt: skip
+                     ((2, 112), (7, 17), (6, 16), (5, 15), (4, 14))] + ["and 3 more ops"]

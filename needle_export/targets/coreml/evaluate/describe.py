@@ -11,8 +11,13 @@ from needle_export.targets.coreml.evaluate.spec import FunctionInfo, Immediate, 
 from needle_export.targets.coreml.evaluate.types import FLOATS, TensorType
 
 #: The oldest systems that read a version of the format.
-SYSTEMS = {6: "iOS 15, macOS 12", 7: "iOS 16, macOS 13", 8: "iOS 17, macOS 14", 9: "iOS 18, macOS 15"}
-_LATER = {10: "iOS 26, macOS 26"}
+SYSTEMS = {
+    6: "iOS 15, macOS 12",
+    7: "iOS 16, macOS 13",
+    8: "iOS 17, macOS 14",
+    9: "iOS 18, macOS 15",
+    10: "iOS 26, macOS 26",
+}
 
 #: Parameters of constexpr ops that hold the elements, in whatever form; the others say how to read them.
 _ELEMENTS = frozenset({"indices", "data", "quantized_data", "nonzero_data", "source_val"})
@@ -46,7 +51,7 @@ def describe(package: Package) -> dict[str, Any]:
         states |= function.states
     return {
         "specification": package.specification,
-        "minimum_os": (SYSTEMS | _LATER).get(package.specification, "unknown"),
+        "minimum_os": SYSTEMS.get(package.specification, "unknown"),
         "default_function": package.default,
         "metadata": package.metadata,
         "functions": {name: _function(function) for name, function in package.functions.items()},
