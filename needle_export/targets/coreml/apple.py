@@ -234,15 +234,11 @@ class AppleRunner(Sequence):
         except RuntimeRefused as refusal:
             own = self._new_state(bucket)
             _predict(model, name, dict(given), own)  # refused with its own state too: it isn't about sharing
-            self._notes.append(
-                f"Core ML takes no state of {DECODE} in {name}, so prompts were read token by token: {refusal}"
-            )
+            self._notes.append(f"with a state of {DECODE}, {refusal}; so prompts were read token by token")
             return False
         if any(self._read(state, port).any() for port in {s["port"] for s in self.host.contract["state"] if s["port"]}):
             return True
-        self._notes.append(
-            f"{name} leaves a state of {DECODE} as it was, so prompts were read token by token"
-        )
+        self._notes.append(f"{name} leaves a state of {DECODE} as it was, so prompts were read token by token")
         return False
 
     def _call(self, bucket: int, given: dict[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
