@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUIET ?= --quiet
+# Processes that the tests are shared out to, file by file; each may take some 3 GB.
+WORKERS ?= 2
 DEMO := build/demo
 
 # The stamps say how far the venv is set up; a changed pyproject.toml makes them stale.
@@ -22,7 +24,8 @@ TFLITE214_STAMP := $(TFLITE214)/.stamp
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
-	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with; QUIET= shows pip's output."
+	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with; QUIET= shows pip's output;"
+	@echo "  WORKERS=4 shares the tests out to more processes."
 
 setup: $(FULL_STAMP) $(TFLITE214_STAMP) ## Make the venvs with everything that the tests need
 
@@ -33,7 +36,7 @@ demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print 
 	$(BIN)/needle-export report $(DEMO)/dist
 
 test: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests, without those marked slow
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow
