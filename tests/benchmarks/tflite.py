@@ -39,8 +39,9 @@ from tests.benchmarks.tflite_stepper import PROMPT, SPARE
 
 PLAIN = "plain"
 #: Times that every model's process is started anew. Which physical pages a process gets moves its own steps by up to
-#: a tenth for as long as it lives, so rounds of one process alone say less than they seem to.
-STARTS = 5
+#: a tenth for as long as it lives, so rounds of one process alone say less than they seem to: medians over five starts
+#: still lay a tenth apart.
+STARTS = 15
 
 
 def main() -> None:
@@ -65,10 +66,13 @@ def main() -> None:
     os.sync()  # or the disk takes what the builds wrote while the first rounds are timed
     times: dict[str, list[float]] = {name: [] for name in made}
     prompts: dict[str, list[float]] = {name: [] for name in made if name != PLAIN}
-    for _ in range(STARTS):
+    names = list(made)
+    for turn in range(STARTS):
+        # Each in turn is the first, as the first to come gets other pages than the last.
+        first = turn % len(names)
         steppers = {
-            name: start(name, folder, options.rows, options.threads, geometry.vocab_size)
-            for name, (folder, _) in made.items()
+            name: start(name, made[name][0], options.rows, options.threads, geometry.vocab_size)
+            for name in names[first:] + names[:first]
         }
         for _ in range(ROUNDS):
             for name, stepper in steppers.items():
