@@ -24,7 +24,7 @@ from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace, trace_head
 from needle_export.measure import parity
 from needle_export.model import rows
-from needle_export.model.dynamic import DynamicProducts, Quantized, quantize_parameters
+from needle_export.model.dynamic import Blocks, DynamicProducts, Quantized, Rows, quantize_parameters
 from needle_export.model.network import Needle
 from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
@@ -32,8 +32,7 @@ from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
 from needle_export.weights.forms import Form
-from needle_export.weights.int8 import Activations
-from needle_export.weights.scheme import Scheme
+from needle_export.weights.scheme import Activations, Scheme
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +212,7 @@ class Compiler:
         """Round the reference's weights as the artifact's are, compute as its runtime does, and measure the cost.
 
         Args:
-            activations: how the runtime rounds the inputs of int8 matrices, or None where there are none.
+            activations: how the runtime rounds the inputs of integer matrices, or None where it doesn't.
             half: whether everything that isn't compressed is stored in half precision.
         """
         listed: dict[str, set[tuple[str, int]]] = {"float16": set(), "int8": set()}
@@ -227,7 +226,7 @@ class Compiler:
             Scheme(
                 halves=() if half else tuple(sorted(listed["float16"])),
                 int8=tuple(sorted(listed["int8"])),
-                activations=activations if listed["int8"] else None,
+                activations=activations if listed["int8"] or forms else None,
                 forms=tuple(sorted(forms)),
                 half=half,
             )
@@ -252,9 +251,10 @@ class Compiler:
                 if source is not None and (source[0], source[2]) in halves:
                     value.copy_(value.half().float())
             if scheme.activations is not None:
-                self._quantized = quantize_parameters(tensors, sources, set(scheme.int8))
-                self.products = partial(DynamicProducts, self._quantized, scheme.activations)
-            round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
+                self._quantized = quantize_parameters(tensors, sources, _integers(scheme))
+                self.products = partial(DynamicProducts, self._quantized)
+            else:
+                round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
         if scheme.half:
             # Traced anew, so that constants are folded into the rounded weights.
             self.stored_program = self.program(None)
@@ -375,3 +375,11 @@ class Compiler:
                 if not worst <= tolerance:
                     return f"in {phase}, block {index} (by {worst:.1e} of the stream's range)"
         return "behind the last block that shows its stream: in the last block, the final norm or the head"
+
+
+def _integers(scheme: Scheme) -> dict[tuple[str, int], Callable[[torch.Tensor], Quantized]]:
+    """How to quantise the matrices whose inputs the runtime rounds, by (checkpoint tensor, layer)."""
+    if scheme.activations in ("asymmetric", "symmetric"):
+        return {pair: partial(Rows.of, scheme.activations) for pair in scheme.int8}
+    forms = {name: Form.parse(name) for _, _, name in scheme.forms}
+    return {(s, n): partial(Blocks.of, form) for s, n, name in scheme.forms if (form := forms[name]) is not None}

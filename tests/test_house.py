@@ -32,7 +32,8 @@ GROUND = frozenset({"errors", "config", "__version__"})
 #: Vocabulary that stages share: (importing module, imported module) by prefix, and why.
 SHARED = {
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
-    ("model.dynamic", "weights.int8"): "what a runtime computes with int8 weights, which the reference follows",
+    ("model.dynamic", "weights"): "what a runtime computes with integer weights, which the reference follows",
+    ("targets.onnx", "weights"): "how a matrix is rounded, and the inputs of its products, the same for every target",
     ("model.rounding", "weights.forms"): "what a number format makes of a matrix, which the reference follows",
     ("targets.coreml.store", "weights.forms"): "how a matrix is rounded, the same for every target",
     ("model", "graph.reference"): "the model is written with the functions that the patterns are traced from",
@@ -81,7 +82,7 @@ RUNTIMES = {
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
 LOADED_LATE = frozenset(
-    [f"targets.onnx.{name}" for name in _LOWERING]
+    [f"targets.onnx.{name}" for name in (*_LOWERING, "integers")]
     + [f"targets.tflite.{name}" for name in (*_LOWERING, "probes", "store")]
     + [f"targets.coreml.{name}" for name in (*_LOWERING, "store")]
 )

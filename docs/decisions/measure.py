@@ -169,6 +169,24 @@ def sinkhorn() -> None:
     say(f"half a Sinkhorn iteration: {norm:.2f} us LpNormalization, {log:.2f} us LogSoftmax")
 
 
+def blocks() -> None:
+    """A product of one row with integers: 20 different matrices in one graph, as a step reads each once."""
+    count = 20
+    for bits in (4, 8):
+        for rows, columns in ((1568, 768), (768, 768), (24, 3072), (8192, 768)):
+            found = []
+            for block in (32, 64, 128, 256):
+                shape = (rows, columns // block, block * bits // 8)
+                rng = np.random.default_rng(0)
+                constants = {f"b{i}": rng.integers(0, 256, shape, np.uint8) for i in range(count)}
+                constants["s"] = np.full(shape[:2], 0.01, np.float32)
+                size = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": 4}
+                nodes = [node("MatMulNBits", f"x b{i} s", f"y{i}", MS, **size) for i in range(count)]
+                outputs = {f"y{i}": f(1, rows) for i in range(count)}
+                found.append(f"{run(nodes, {'x': f(1, columns)}, outputs, constants) / count:.1f} us by {block}")
+            say(f"{bits} bits, {rows} x {columns}: {', '.join(found)}")
+
+
 def builds(folders: Sequence[str]) -> None:
     """Decode steps of each build in turn, so that all meet the same machine; the quickest tenth counts."""
     from needle_export.targets.onnx.session import OnnxRunner
@@ -195,7 +213,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-ALL = {name.__name__: name for name in (attention, prefix, write, permutation, sinkhorn)}
+ALL = {name.__name__: name for name in (attention, prefix, write, permutation, sinkhorn, blocks)}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["builds"]:

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from needle_export.config import schemes
 from needle_export.errors import UsageError
 
-SCHEMES = {
-    "onnx": ("fp32", "fp16"),
-    "tflite": ("fp32", "fp16", "int8"),
-    "coreml": ("fp32", "fp16", "int8", "int4", "palette4"),
-}
-"""Weight schemes that each target can represent."""
-
-TARGETS = tuple(SCHEMES)
+TARGETS = ("onnx", "tflite", "coreml")
 """Names that ``--target`` takes."""
 
-WEIGHTS = ("fp32", "fp16", "int8", "int4", "palette4")
+SCHEMES = {t: tuple(s.name for s in schemes.ALL if s.targets[t].form) for t in TARGETS}
+"""Weight schemes that each target can represent."""
+
+WEIGHTS = tuple(s.name for s in schemes.ALL)
 """Names that ``--weights`` takes: how weights lie in the file."""
 
 BUCKETS = (64, 128)
@@ -26,6 +23,9 @@ BUCKETS = (64, 128)
 
 OPSETS = (21, 23, 24)
 """ONNX operator sets that can be emitted, oldest first."""
+
+OWN_OPS_SCHEMES = ("int8", "int4")
+"""ONNX schemes that only ONNX Runtime's own ops can read, which an artifact of an older opset does without."""
 
 SYSTEMS = ("ios17", "ios18", "ios26")
 """Operating systems that ``--os`` takes, oldest first: the least that is to run a Core ML package."""
@@ -96,7 +96,8 @@ class BuildOptions:
         _one_of("--target", self.target, TARGETS)
         _one_of("--weights", self.weights, WEIGHTS)
         if self.weights not in SCHEMES[self.target]:
-            raise UsageError(f"the {self.target} target has no {self.weights}", where="--weights",
+            held = next(s for s in schemes.ALL if s.name == self.weights).targets[self.target]
+            raise UsageError(f"the {self.target} target has no {self.weights}: {held.why_not}", where="--weights",
                              fix=f"choose from {', '.join(SCHEMES[self.target])}, or another --target")
         self._check_target_options()
         if self.layers is not None:
@@ -121,6 +122,9 @@ class BuildOptions:
                 raise UsageError("prefill is of variable length in ONNX", where="--buckets", fix="leave it out")
             object.__setattr__(self, "opset", OPSETS[-1] if self.opset is None else self.opset)
             _one_of("--opset", self.opset, OPSETS)
+            if self.weights in OWN_OPS_SCHEMES and self.opset != OPSETS[-1]:
+                raise UsageError(f"{self.weights} needs ONNX Runtime's own ops", where="--opset",
+                                 fix=f"leave it out, or choose --weights fp32 or fp16; opset {OPSETS[-1]} has them")
             return
         if self.opset is not None:
             raise UsageError(f"the {self.target} target has no opset", where="--opset", fix="leave it out")

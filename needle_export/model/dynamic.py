@@ -1,46 +1,106 @@
 """The reference model with weights and arithmetic as a runtime has them under a quantised scheme.
 
-A runtime that multiplies int8 weights quantises the input of each product as it arrives. What that costs is the
+A runtime that multiplies integer weights quantises the input of each product as it arrives. What that costs is the
 scheme's; what an artifact adds to it is the artifact's. To tell the two apart, an artifact is held against the
 reference computing the same way: weights rounded, and every product with a quantised matrix done in integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from needle_export.weights.int8 import Activations, dequantize_rows, dynamic_linear, quantize_rows
+from needle_export.weights import int8
+from needle_export.weights.forms import Form
+from needle_export.weights.linear import dynamic_blocks
 
 #: Sources whose rows are read one by one. The others are kernels [.., I, O]: what is stored as a row is a column.
 _TABLES = ("embedding/embedding", "engrams/embedding")
 
-Quantized = tuple[Tensor, Tensor]
+
+class Quantized(Protocol):
+    """A matrix [O, I] in integers."""
+
+    def dequantized(self) -> Tensor:
+        """What it stands for, float32 [O, I]."""
+
+    def product(self, x: Tensor, rows: int) -> Tensor:
+        """x float32 [..., I] with its first rows, as the runtime computes it: [..., rows]."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One scale a row.
+
+    Attributes:
+        values: int8 [O, I].
+        scales: float32 [O].
+        activations: which kernel's rounding of inputs.
+    """
+
+    values: Tensor
+    scales: Tensor
+    activations: int8.Activations
+
+    @classmethod
+    def of(cls, activations: int8.Activations, matrix: Tensor) -> Rows:
+        """Of a matrix float32 [O, I]."""
+        return cls(*int8.quantize_rows(matrix), activations)
+
+    def dequantized(self) -> Tensor:
+        """See :class:`Quantized`."""
+        return int8.dequantize_rows(self.values, self.scales)
+
+    def product(self, x: Tensor, rows: int) -> Tensor:
+        """See :class:`Quantized`."""
+        return int8.dynamic_linear(x, self.values[:rows], self.scales[:rows], None, self.activations)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A scale for each run of columns of a row, which rounds its inputs as well.
+
+    Attributes:
+        form: of integers.
+        values: int8 [O, I].
+        scales: float16 [O, I / K].
+    """
+
+    form: Form
+    values: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, form: Form, matrix: Tensor) -> Blocks:
+        """Of a matrix float32 [O, I]."""
+        return cls(form, *form.quantize(matrix))
+
+    def dequantized(self) -> Tensor:
+        """See :class:`Quantized`."""
+        return self.form.dequantize(self.values, self.scales)
+
+    def product(self, x: Tensor, rows: int) -> Tensor:
+        """See :class:`Quantized`."""
+        return dynamic_blocks(x, self.values[:rows], self.scales[:rows])
 
 
 class DynamicProducts(TorchFunctionMode):
     """While active, products with quantised parameters are computed as the runtime does.
 
     Args:
-        matrices: by address of the parameter: one (values [O, I], scales [O]) for each matrix that it stacks.
-        activations: which kernel's rounding.
+        matrices: by address of the parameter: one for each matrix that it stacks.
         jitter: if given, every input of such a product first moves by a unit in the last place of its row's greatest
             value, up or down at random: what another order of summing does, at the least.
     """
 
-    def __init__(
-        self,
-        matrices: Mapping[int, list[Quantized]],
-        activations: Activations,
-        jitter: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, matrices: Mapping[int, list[Quantized]], jitter: torch.Generator | None = None) -> None:
         super().__init__()
         self.matrices = matrices
-        self.activations = activations
         self.jitter = jitter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,10 +118,7 @@ class DynamicProducts(TorchFunctionMode):
         if self.jitter is not None:
             unit = x.abs().amax(-1, keepdim=True) * 2.0**-23
             x = x + unit * (2 * torch.randint(0, 2, x.shape, generator=self.jitter) - 1)
-        results = [
-            dynamic_linear(x if len(matrices) == 1 else x[i], values[:rows], scales[:rows], None, self.activations)
-            for i, (values, scales) in enumerate(matrices)
-        ]
+        results = [m.product(x if len(matrices) == 1 else x[i], rows) for i, m in enumerate(matrices)]
         return results[0] if len(results) == 1 else torch.stack(results)
 
 
@@ -78,25 +135,27 @@ def matrices_of(source: str, value: Tensor) -> list[Tensor]:
 def quantize_parameters(
     parameters: Iterable[tuple[str, Tensor]],
     sources: Mapping[str, tuple[str, str, int]],
-    wanted: set[tuple[str, int]],
+    wanted: Mapping[tuple[str, int], Callable[[Tensor], Quantized]],
 ) -> dict[int, list[Quantized]]:
-    """Round parameters in place to what their int8 form stands for.
+    """Round parameters in place to what their integers stand for.
 
     Args:
         parameters: (path, tensor) of a step.
         sources: for each path: checkpoint tensor, role, layer.
-        wanted: (checkpoint tensor, layer) to quantise.
+        wanted: how to quantise, by (checkpoint tensor, layer).
 
     Returns:
-        By address: the int8 matrices, for :class:`DynamicProducts`.
+        By address: the matrices, for :class:`DynamicProducts`.
     """
     matrices: dict[int, list[Quantized]] = {}
     for path, value in parameters:
         source = sources.get(path)
-        if source is None or (source[0], source[2]) not in wanted:
+        make = wanted.get((source[0], source[2])) if source is not None else None
+        if source is None or make is None:
             continue
-        quantized = [quantize_rows(m.contiguous()) for m in matrices_of(source[0], value)]
-        rounded = [dequantize_rows(*q) if source[0] in _TABLES else dequantize_rows(*q).t() for q in quantized]
-        value.copy_(torch.stack(rounded).reshape(value.shape))
+        views = matrices_of(source[0], value)
+        quantized = [make(m.contiguous()) for m in views]
+        for view, integers in zip(views, quantized, strict=True):
+            view.copy_(integers.dequantized())
         matrices[value.data_ptr()] = quantized
     return matrices

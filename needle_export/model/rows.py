@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from needle_export.model.dynamic import Quantized, matrices_of
+from needle_export.model.dynamic import Quantized, Rows, matrices_of
 from needle_export.model.step import Step, factor_of, parameter_sources
 
 
@@ -63,8 +63,9 @@ def matrices(
             tensor = source.replace("engrams/", f"engrams_{site}/") if several else source
             load = partial(_floats, matrix, (source, layer) in halves, factor)
             dtype = "float16" if (source, layer) in halves else "float32"
-            if integers is not None:
-                dtype, load = "int8", partial(_integers, *integers[site], factor)
+            one = None if integers is None else integers[site]
+            if isinstance(one, Rows):
+                dtype, load = "int8", partial(_integers, one.values, one.scales, factor)
             key = (path.removeprefix("net."), site if several else -1)
             found[key] = Matrix(tensor, role, layer, len(matrix), dtype, load)
     return found

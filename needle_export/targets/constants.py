@@ -46,6 +46,12 @@ def tied_head(program: Program, table: FxNode, rows: int) -> Weight:
     return piece(weight, f"{weight.name}[:{rows}]", np.ascontiguousarray(data[:rows]), parts)
 
 
+def sigmoid_of(node: FxNode) -> FxNode | None:
+    """The sigmoid that alone reads a value, or None."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is torch.ops.aten.sigmoid.default else None
+
+
 @dataclass(frozen=True)
 class SideBySide:
     """Several ``scaled_linear`` of one input as one product.

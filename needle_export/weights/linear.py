@@ -1,4 +1,4 @@
-"""Symmetric integer weights with a scale for each run of columns, as Core ML's kernels take them.
+"""Symmetric integer weights with a scale for each run of columns, and what ONNX Runtime computes with them.
 
 Dimension letters: O outputs (rows of a weight), I inputs (its columns), K columns that share a scale.
 """
@@ -46,3 +46,41 @@ def dequantize_blocks(values: Tensor, scales: Tensor) -> Tensor:
     rows, columns = values.shape
     runs = values.reshape(rows, scales.shape[1], -1).float()
     return (runs * scales.float().unsqueeze(-1)).reshape(rows, columns)
+
+
+def dynamic_blocks(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    """A product with such a weight as ONNX Runtime's MatMulNBits has it at accuracy level 4: inputs rounded to int8.
+
+    Of every row of the input, each run of K columns is rounded by itself, symmetrically: levels -127..127 of a step of
+    max|x| / 127, half to even. Products and sums of a run are integers. The runtime adds the runs up in float32 in an
+    order of its own, and corrects the sums of unsigned 4-bit levels in float32 as well; here that part is float64, so
+    the last bits differ.
+
+    Source: microsoft/onnxruntime, ``core/mlas/lib/sqnbitgemm_kernel_avx512.cpp`` and its siblings.
+
+    Args:
+        x: float32 [..., I].
+        values: int8 [O, I].
+        scales: [O, I / K].
+
+    Returns:
+        float32 [..., O].
+
+    Raises:
+        ValueError: a shape or a dtype doesn't fit.
+    """
+    (outputs, inputs), runs = values.shape, scales.shape[1]
+    if x.dtype != torch.float32 or x.shape[-1] != inputs or len(scales) != outputs or inputs % runs:
+        raise ValueError(f"x {x.dtype} {tuple(x.shape)} doesn't fit values {tuple(values.shape)}, {runs} scales a row")
+    pieces = x.reshape(-1, runs, inputs // runs)
+    peak = pieces.abs().amax(-1)
+    # Two divisions, not one and its inverse.
+    inverse = torch.where(peak > 0, 127 / peak.clamp(min=torch.finfo(torch.float32).tiny), 0)
+    levels = (pieces * inverse.unsqueeze(-1)).round().double()
+    steps = (peak / 127).double()
+    weight = values.reshape(outputs, runs, -1).double()
+    total = torch.zeros(len(pieces), outputs, dtype=torch.float64)
+    for run in range(runs):
+        sums = levels[:, run] @ weight[:, run].T
+        total += sums * steps[:, run, None] * scales[:, run].double()
+    return total.float().reshape(*x.shape[:-1], outputs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from needle_export.weights.int8 import Activations
+#: How a runtime rounds the inputs of products with integer weights: by row, in one of the two ways of ``weights.int8``,
+#: or by the runs of columns that share a scale, as ``weights.linear`` has it.
+Activations = Literal["asymmetric", "symmetric", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Scheme:
     Attributes:
         halves: (checkpoint tensor, layer) of weights stored in half precision.
         int8: the same of weights stored as int8 rows.
-        activations: how the runtime rounds the inputs of int8 matrices, or None.
+        activations: how the runtime rounds the inputs of integer matrices, or None.
         forms: (checkpoint tensor, layer, form) of weights stored in a form of ``weights.forms``.
         half: everything else is stored in half precision too, after constants were folded into it; the reference is
             then the fused program with those numbers, since no tensor of the checkpoint has them.

@@ -27,7 +27,7 @@ from needle_export import pipeline
 from needle_export.checkpoint.checkpoint import read_checkpoint
 from needle_export.checkpoint.geometry import PUBLISHED, SMALL
 from needle_export.checkpoint.sample import write_sample
-from needle_export.config.options import BuildOptions
+from needle_export.config.options import SCHEMES, BuildOptions
 from needle_export.config.progress import NullProgress
 from needle_export.measure.latency import host
 from needle_export.model.network import Needle
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="cache rows in use")
     parser.add_argument("--context", type=int, help="rows that the caches have; as many as are in use if left out")
     parser.add_argument("--opset", type=int, choices=(21, 23, 24), default=24, help="of our artifact")
-    parser.add_argument("--weights", choices=("fp32", "fp16"), default="fp32", help="of our artifact")
+    parser.add_argument("--weights", choices=SCHEMES["onnx"], default="fp32", help="of our artifact")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

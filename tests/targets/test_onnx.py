@@ -77,7 +77,7 @@ def test_a_square_weight_has_two_layouts(tmp_path):
     compiler = Compiler(checkpoint, 60, NullProgress())
     program = compiler.program(1)
     with WeightFile(tmp_path / "weights.bin") as store:
-        b = Builder(program, store, features(24), False, "weights.bin")
+        b = Builder(program, store, features(24), "fp32", "weights.bin")
         square = next(n for n in program.graph.nodes if (w := program.weight_of(n)) and w.name.endswith("w2a"))
         straight, turned = b.weight(square), b.weight(square, transpose=True)
         assert straight is not turned and straight is b.weight(square)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnx_ir.convenience
 
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
-from needle_export.targets.onnx.store import UnwrittenFile, WeightFile
+from needle_export.targets.onnx.store import Stored, UnwrittenFile, WeightFile
 
 Dims = tuple[int | None, ...]
 
@@ -24,6 +24,11 @@ MICROSOFT = "com.microsoft"
 
 #: Weights with fewer elements stay float32 where halves are asked for.
 _SMALL = 1 << 13
+
+#: The same where integers are asked for, as there these are more of the file.
+_TINY = 1 << 9
+
+_FEW = "small: a cast would cost more than the bytes"
 
 #: Constants up to this size are stored in the graph itself.
 _INLINE_BYTES = 64
@@ -68,12 +73,12 @@ class Builder:
     """One ONNX graph under construction."""
 
     def __init__(
-        self, program: Program, store: WeightFile | UnwrittenFile, feature: Features, half: bool, data_name: str
+        self, program: Program, store: WeightFile | UnwrittenFile, feature: Features, scheme: str, data_name: str
     ) -> None:
         self.program = program
         self.store = store
         self.feature = feature
-        self.half = half
+        self.scheme = scheme
         self.data_name = data_name
         self.rows = program.rows
         self.nodes: list[ir.Node] = []
@@ -106,7 +111,7 @@ class Builder:
                 self.memo[key] = self._initializer(name, ir.tensor(data, name=name))
             else:
                 stored = self.store.add(name, data, ())
-                self.memo[key] = self._external(name, stored.offset, data)
+                self.memo[key] = self._external(name, stored.offset, data.dtype, data.shape)
         value: ir.Value = self.memo[key]
         return value
 
@@ -115,17 +120,28 @@ class Builder:
         self.initializers[name] = value
         return value
 
-    def _external(self, name: str, offset: int, data: npt.NDArray[Any]) -> ir.Value:
+    def _external(self, name: str, offset: int, kind: npt.DTypeLike, shape: tuple[int, ...]) -> ir.Value:
+        while name in self.initializers:
+            name += "_"
+        dtype = np.dtype(kind)
         tensor = ir.ExternalTensor(
             self.data_name,
             offset,
-            data.nbytes,
-            ir.DataType.from_numpy(data.dtype),
-            shape=ir.Shape(data.shape),
+            math.prod(shape) * dtype.itemsize,
+            ir.DataType.from_numpy(dtype),
+            shape=ir.Shape(shape),
             name=name,
             base_dir=str(self.store.path.parent),
         )
         return self._initializer(name, tensor)
+
+    def part(self, stored: Stored, shape: tuple[int, ...]) -> ir.Value:
+        """The first bytes of what is stored under a shape."""
+        key = ("part", stored.offset, stored.name, shape)
+        if key not in self.memo:
+            self.memo[key] = self._external(stored.name, stored.offset, stored.kind, shape)
+        value: ir.Value = self.memo[key]
+        return value
 
     # --- weights -----------------------------------------------------------------------------------
 
@@ -162,21 +178,24 @@ class Builder:
         ``transposed`` tells two layouts of a square matrix apart; other layouts differ in shape.
         """
         reason = ""
-        if self.half and data.dtype == np.float32:
-            reason = _why_float(weight)
+        if self.scheme != "fp32" and data.dtype == np.float32:
+            reason = _why_float(weight, self.scheme)
             if not reason:
                 data = data.astype(np.float16)
+                reason = "" if self.scheme == "fp16" else "small: half precision is as good as free"
         key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
             return hit, data.dtype == np.float16
         name = weight.name.removeprefix("net.")
         stored = self.store.add(name, data, weight.parts, reason)
-        unique = name
-        while unique in self.initializers:
-            unique += "_"
-        self.memo[key] = self._external(unique, stored.offset, data)
+        self.memo[key] = self._external(name, stored.offset, data.dtype, data.shape)
         return self.memo[key], data.dtype == np.float16
+
+    def small(self, weight: Weight) -> ir.Value:
+        """A few numbers of a weight that was made for one op, in float32."""
+        name, data = weight.name.removeprefix("net."), weight.value.numpy()
+        return self.part(self.store.add(name, data, weight.parts, _FEW if self.scheme != "fp32" else ""), data.shape)
 
     def number(self, node: FxNode) -> float:
         """The value of a scalar weight."""
@@ -228,10 +247,10 @@ class Builder:
         self.layer = layer_of(node)
 
 
-def _why_float(weight: Weight) -> str:
-    """Why a weight stays float32 where halves are asked for; empty if it doesn't."""
+def _why_float(weight: Weight, scheme: str) -> str:
+    """Why a weight stays float32 where halves, or integers, are asked for; empty if it doesn't."""
     if weight.folded:
         return "constants were folded into it, so its values are not the checkpoint's halves"
-    if weight.value.numel() < _SMALL:
-        return "small: a cast would cost more than the bytes"
+    if weight.value.numel() < (_SMALL if scheme == "fp16" else _TINY):
+        return _FEW
     return ""

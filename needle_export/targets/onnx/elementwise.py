@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import torch
 from torch import fx
 
-from needle_export.graph.program import FxNode
+from needle_export.graph.program import FxNode, Weight
+from needle_export.targets.constants import piece
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
+from needle_export.targets.onnx.integers import form_of, lookup, product
+from needle_export.weights.forms import Form
 
 aten = torch.ops.aten
 
@@ -138,6 +143,11 @@ def _input(b: Builder, name: str) -> FxNode:
 
 def embedding(b: Builder, n: FxNode) -> None:
     """Rows of a table; a half-precision table is widened after the gather, row by row."""
+    weight = b.program.weights[n.args[0].name]
+    form = form_of(b, weight, *weight.value.shape)
+    if form is not None:
+        b.put(n, lookup(b, b.get(n.args[1]), weight, weight.value.numpy(), form))
+        return
     value, half = b.raw_weight(n.args[0])
     rows = b.op("Gather", value, b.get(n.args[1]), axis=0)
     b.put(n, b.op("Cast", rows, to=FLOAT) if half else rows)
@@ -171,18 +181,57 @@ def mean(b: Builder, n: FxNode) -> None:
 
 
 def matmul(b: Builder, n: FxNode) -> None:
-    """With a weight on the right."""
-    b.put(n, b.op("MatMul", b.get(n.args[0]), b.weight(n.args[1])))
+    """With a weight on the right; integers of several sites, one by one."""
+    weight = b.program.weights[n.args[1].name]
+    inner, outer = weight.value.shape[-2:]
+    form = form_of(b, weight, outer, inner)
+    if form is None:
+        b.put(n, b.op("MatMul", b.get(n.args[0]), b.weight(n.args[1])))
+    elif weight.value.dim() == 2:
+        b.put(n, product(b, b.get(n.args[0]), weight, _turned(weight.value), form))
+    else:
+        b.put(n, _by_site(b, b.get(n.args[0]), weight, form))
+
+
+def _by_site(b: Builder, x: ir.Value, weight: Weight, form: Form) -> ir.Value:
+    """x [S, T, I] with as many matrices [S, I, O]: [S, T, O]; the op takes one matrix."""
+    sites = len(weight.value)
+    rows = (x,) if sites == 1 else b.op("Split", x, b.constant([1] * sites, np.int64), outputs=sites, axis=0)
+    results = []
+    for site, (row, value) in enumerate(zip(rows, weight.value, strict=True)):
+        data = _turned(value)
+        parts = tuple(replace(p, elements=p.elements // sites) for p in weight.parts)
+        results.append(product(b, row, piece(weight, f"{weight.name}.{site}", data, parts), data, form))
+    joined: ir.Value = results[0] if sites == 1 else b.op("Concat", *results, axis=0)
+    return joined
+
+
+def _turned(value: torch.Tensor) -> npt.NDArray[np.float32]:
+    """A matrix [I, O] as rows [O, I]."""
+    return np.ascontiguousarray(value.t().numpy())
 
 
 def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies, transposed by the op."""
-    b.put(n, b.op("Gemm", b.get(n.args[0]), b.get(n.args[1]), transB=1))
+    x, table = n.args
+    rows = int(b.dims_of(table)[0] or 0)
+    whole = table
+    while whole.op == "call_function":  # a slice of it
+        whole = whole.args[0]
+    weight = b.program.weights[whole.name]
+    form = form_of(b, weight, *weight.value.shape)
+    if form is None:
+        b.put(n, b.op("Gemm", b.get(x), b.get(table), transB=1))
+    else:
+        b.put(n, product(b, b.get(x), weight, weight.value.numpy(), form, rows=rows))
 
 
 def slice_(b: Builder, n: FxNode) -> None:
     """A range of one axis."""
     value, dim, start, end = n.args
+    weight = b.program.weight_of(value)
+    if weight is not None and form_of(b, weight, *weight.value.shape) is not None:
+        return  # the tied head reads rows of the whole itself
     size = b.dims_of(value)[dim]
     if size is not None and start == 0 and end >= size:
         view(b, n)

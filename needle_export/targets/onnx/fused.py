@@ -7,8 +7,10 @@ import onnx_ir as ir
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
+from needle_export.targets.constants import side_by_side, sigmoid_of
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
+from needle_export.targets.onnx.integers import form_of, product
 
 
 def rms_norm(b: Builder, n: FxNode) -> None:
@@ -156,9 +158,34 @@ def kronecker(b: Builder, n: FxNode) -> None:
 
 
 def scaled_linear(b: Builder, n: FxNode) -> None:
-    """A matmul with a factor and a bias in one op."""
+    """A matmul with a factor and a bias in one op; in integers, one for all that read the same."""
     x, weight, bias, alpha = n.args
-    b.put(n, b.op("Gemm", b.get(x), b.weight(weight), b.weight(bias), alpha=b.number(alpha)))
+    if ("joined", x) in b.memo:
+        return
+    alike = [u for u in x.users if u.target is n.target]
+    # Those that a sigmoid follows side by side, so that it is one op.
+    gates = [u for u in alike if sigmoid_of(u) is not None]
+    readers = [*gates, *(u for u in alike if u not in gates)]
+    joined = side_by_side(b.program, readers)
+    form = form_of(b, joined.weight, *joined.weight.value.shape)
+    if form is None:
+        b.put(n, b.op("Gemm", b.get(x), b.weight(weight), b.weight(bias), alpha=b.number(alpha)))
+        return
+    b.memo["joined", x] = True
+    addend = b.small(joined.bias)
+    whole = product(b, b.get(x), joined.weight, joined.weight.value.numpy(), form, joined.factor, addend)
+    opened = sum(joined.widths[: len(gates)])
+    cuts = [w for w in (opened, sum(joined.widths) - opened) if w]
+    parts = b.op("Split", whole, b.constant(cuts, np.int64), outputs=2, axis=-1) if len(cuts) > 1 else (whole,)
+    for part, nodes in zip(parts, [g for g in (gates, readers[len(gates) :]) if g], strict=True):
+        results = [sigmoid_of(u) if nodes is gates else u for u in nodes]
+        value = b.op("Sigmoid", part) if nodes is gates else part
+        widths = [int(b.dims_of(u)[-1] or 0) for u in nodes]
+        values = (value,)
+        if len(nodes) > 1:
+            values = b.op("Split", value, b.constant(widths, np.int64), outputs=len(nodes), axis=-1)
+        for result, piece in zip(results, values, strict=True):
+            b.put(result, piece)
 
 
 def row_dot(b: Builder, n: FxNode) -> None:

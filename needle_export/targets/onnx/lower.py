@@ -27,7 +27,7 @@ def lower(
     *,
     name: str,
     opset: int,
-    half: bool,
+    weights: str,
     data_name: str,
     metadata: Mapping[str, str],
 ) -> ir.Model:
@@ -35,11 +35,12 @@ def lower(
 
     Args:
         inputs, outputs: ports by the program's input and output names.
+        weights: scheme.
 
     Raises:
         Unsupported: an op that has no lowering, by name.
     """
-    b = Builder(program, store, features(opset), half, data_name)
+    b = Builder(program, store, features(opset), weights, data_name)
     graph_inputs = []
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in inputs:
@@ -65,7 +66,8 @@ def lower(
             if lowering is None:
                 raise Unsupported(f"{node.target} has no ONNX lowering", where=node.name)
             b.at(node)
-            lowering(b, node)
+            if node not in b.env:  # or it was made with its neighbours
+                lowering(b, node)
             if node in streams:
                 # A stable name, by which verification finds the stream behind a block.
                 b.ref(node).value.name = f"stream_{streams[node]:02d}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,18 @@ _PAGE, _LINE, _LARGE = 4096, 64, 1 << 20
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in the file: where it is, what it is, what it is made of."""
+    """A tensor in the file: where it is, what it is, what it is made of.
+
+    Attributes:
+        dtype: as reports have it: NumPy's, or the name of a form of ``weights.forms``.
+        kind: of its bytes, NumPy's.
+    """
 
     name: str
     offset: int
     length: int
     dtype: str
-    shape: tuple[int, ...]
+    kind: npt.DTypeLike
     parts: tuple[Part, ...]
     kept_float: str = ""
 
@@ -34,30 +39,54 @@ class UnwrittenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.quantized: dict[tuple[str, str], tuple[Any, Any]] = {}
 
-    def add(self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = "") -> Stored:
+    def add(
+        self,
+        name: str,
+        array: npt.NDArray[np.generic],
+        parts: tuple[Part, ...],
+        kept_float: str = "",
+        dtype: str = "",
+    ) -> Stored:
         """Where the tensor would be, were there a file."""
-        return Stored(name, 0, array.nbytes, array.dtype.name, tuple(array.shape), parts, kept_float)
+        return Stored(name, 0, array.nbytes, dtype or array.dtype.name, array.dtype, parts, kept_float)
 
 
 class WeightFile:
-    """Writes tensors one behind the other; equal tensors are stored once.
+    """Writes tensors one behind the other; equal ones are stored once, whatever their shapes.
 
     Args:
         path: the file to create.
+
+    Attributes:
+        quantized: integers and scales by what they were made of, so that a second graph needn't make them again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stored: list[Stored] = []
-        self._by_content: dict[tuple[str, tuple[int, ...], bytes], Stored] = {}
+        self.quantized: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._by_content: dict[tuple[str, bytes], Stored] = {}
         self._file: BinaryIO = path.open("wb")
         self._end = 0
 
-    def add(self, name: str, array: npt.NDArray[np.generic], parts: tuple[Part, ...], kept_float: str = "") -> Stored:
-        """Store a tensor, or find the equal one that is there already."""
+    def add(
+        self,
+        name: str,
+        array: npt.NDArray[np.generic],
+        parts: tuple[Part, ...],
+        kept_float: str = "",
+        dtype: str = "",
+    ) -> Stored:
+        """Store a tensor, or find the equal one that is there already.
+
+        Args:
+            dtype: as reports are to have it; the array's own if left out.
+        """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        key = (array.dtype.name, tuple(array.shape), hashlib.sha256(data).digest())
+        dtype = dtype or array.dtype.name
+        key = (dtype, hashlib.sha256(data).digest())
         found = self._by_content.get(key)
         if found is not None:
             return found
@@ -66,7 +95,7 @@ class WeightFile:
         self._file.write(b"\0" * (offset - self._end))
         self._file.write(data)
         self._end = offset + len(data)
-        stored = Stored(name, offset, len(data), array.dtype.name, tuple(array.shape), parts, kept_float)
+        stored = Stored(name, offset, len(data), dtype, array.dtype, parts, kept_float)
         self.stored.append(stored)
         self._by_content[key] = stored
         return stored

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from needle_export.config.options import OWN_OPS_SCHEMES
 from needle_export.targets.base import (
     Compiled,
     Facts,
@@ -26,6 +27,7 @@ from needle_export.targets.onnx.contract import (
     state_json,
 )
 from needle_export.targets.onnx.session import OnnxRunner
+from needle_export.weights.scheme import Activations
 
 #: The newest opset, which the default artifact is written in.
 NEWEST = 24
@@ -51,12 +53,12 @@ class OnnxTarget:
     runtime = "onnxruntime"
 
     def folds_into_matrices(self, weights: str) -> bool:
-        """Only in float32: a scaled half is not the checkpoint's half any more."""
+        """Only in float32: a scaled half is not the checkpoint's half any more, and integers are of its own numbers."""
         return weights == "fp32"
 
-    def activations(self, weights: str) -> None:
-        """Arithmetic is float32 in every scheme here."""
-        return
+    def activations(self, weights: str) -> Activations | None:
+        """Products with integers round their inputs, run by run; all else is float32."""
+        return "blocks" if weights in OWN_OPS_SCHEMES else None
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
@@ -96,7 +98,7 @@ class OnnxTarget:
                 inputs, outputs = ports(states, head_vocab, rows)
                 common: dict[str, Any] = {
                     "name": f"needle_{phase}",
-                    "half": options.weights == "fp16",
+                    "weights": options.weights,
                     "data_name": DATA_NAME,
                     "metadata": {**metadata, "needle.phase": phase},
                 }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.graph.reference import HASH_PRIME
-from needle_export.targets.constants import is_constant, side_by_side
+from needle_export.targets.constants import is_constant, side_by_side, sigmoid_of
 from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.elementwise import Lowering
 from needle_export.targets.views import Ref
@@ -162,7 +161,7 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
     readers = [u for u in x.users if u.target is n.target]
     if n is readers[0] and len(readers) > 1:
         # Those that a sigmoid follows side by side, so that it is one op.
-        gates = [r for r in readers if _sigmoid_of(r) is not None]
+        gates = [r for r in readers if sigmoid_of(r) is not None]
         others = [r for r in readers if r not in gates]
         whole, start = _scaled(b, x, [*gates, *others]), 0
         for group, opened in ((gates, True), (others, False)):
@@ -172,16 +171,10 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
             part = b.slice(whole, -1, start, sum(widths))
             part = b.unary("logistic", part) if opened else part
             for reader, value in zip(group, b.cut(part, -1, widths), strict=True):
-                b.put(_sigmoid_of(reader) if opened else reader, value)
+                b.put(sigmoid_of(reader) if opened else reader, value)
             start += sum(widths)
     elif len(readers) == 1:
         b.put(n, _scaled(b, x, readers))
-
-
-def _sigmoid_of(node: FxNode) -> FxNode | None:
-    """The sigmoid that alone reads a value, or None."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].target is torch.ops.aten.sigmoid.default else None
 
 
 def _scaled(b: Builder, x: FxNode, nodes: list[FxNode]) -> Ref:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.model import dynamic
-from needle_export.model.dynamic import DynamicProducts, quantize_parameters
+from needle_export.model.dynamic import Blocks, DynamicProducts, Rows, quantize_parameters
 from needle_export.model.step import Step, parameter_sources
+from needle_export.weights.forms import Form
 from needle_export.weights.int8 import dequantize_rows, dynamic_linear, quantize_rows
+from needle_export.weights.linear import dequantize_blocks, dynamic_blocks, quantize_blocks
 from tests.support.programs import needle, tokens
 
 #: Of every block, what the int8 scheme of a target might store so; and the two tables.
@@ -27,10 +29,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def one_matrix(weight: Tensor, table: bool = False) -> dict[int, list[dynamic.Quantized]]:
+def rows(activations: Any = "asymmetric") -> partial[Rows]:
+    return partial(Rows.of, activations)
+
+
+def one_matrix(weight: Tensor, table: bool = False, make: Any = None) -> dict[int, list[Any]]:
     """Round one parameter in place as if it were a kernel, or a table."""
     name = dynamic._TABLES[0] if table else "kernel"
-    return quantize_parameters([("w", weight)], {"w": (name, "role", 0)}, {(name, 0)})
+    return quantize_parameters([("w", weight)], {"w": (name, "role", 0)}, {(name, 0): make or rows()})
 
 
 def test_a_kernels_columns_are_its_rows() -> None:
@@ -38,8 +44,8 @@ def test_a_kernels_columns_are_its_rows() -> None:
     before = weight.clone()
     matrices = one_matrix(weight)
     values, scales = quantize_rows(before.t().contiguous())
-    ((got_values, got_scales),) = matrices[weight.data_ptr()]
-    assert torch.equal(got_values, values) and torch.equal(got_scales, scales)
+    (got,) = matrices[weight.data_ptr()]
+    assert torch.equal(got.values, values) and torch.equal(got.scales, scales)
     assert torch.equal(weight, dequantize_rows(values, scales).t()) and not torch.equal(weight, before)
 
 
@@ -54,7 +60,7 @@ def test_only_what_is_wanted_is_rounded() -> None:
     same = {name: normal(6, 6, seed=i) for i, name in enumerate(("wanted", "another layer", "another", "unknown"))}
     before = {name: value.clone() for name, value in same.items()}
     sources = {"wanted": ("k", "r", 1), "another layer": ("k", "r", 2), "another": ("j", "r", 1)}
-    matrices = quantize_parameters(same.items(), sources, {("k", 1)})
+    matrices = quantize_parameters(same.items(), sources, {("k", 1): rows()})
     assert list(matrices) == [same["wanted"].data_ptr()]
     assert {name for name, value in same.items() if not torch.equal(value, before[name])} == {"wanted"}
 
@@ -62,21 +68,33 @@ def test_only_what_is_wanted_is_rounded() -> None:
 @pytest.mark.parametrize("activations", ["asymmetric", "symmetric"])
 def test_a_product_is_the_runtimes(activations: Any) -> None:
     x, weight = normal(5, 12), normal(12, 7, seed=1)
-    matrices = one_matrix(weight)
-    values, scales = matrices[weight.data_ptr()][0]
-    wanted = dynamic_linear(x, values, scales, None, activations)
+    matrices = one_matrix(weight, make=rows(activations))
+    integers = matrices[weight.data_ptr()][0]
+    wanted = dynamic_linear(x, integers.values, integers.scales, None, activations)
     plain = torch.matmul(x, weight)
-    with DynamicProducts(matrices, activations):
+    with DynamicProducts(matrices):
         assert torch.equal(torch.matmul(x, weight), wanted)
         assert torch.equal(torch.matmul(x.unsqueeze(0), weight), wanted.unsqueeze(0))
+    assert not torch.equal(wanted, plain) and torch.allclose(wanted, plain, atol=0.5)
+
+
+def test_a_product_with_a_scale_for_each_run_of_columns() -> None:
+    x, weight, form = normal(5, 64), normal(64, 7, seed=1), Form("int", 4, 32)
+    values, scales = quantize_blocks(weight.t().contiguous(), 4, 32)
+    matrices = one_matrix(weight, make=partial(Blocks.of, form))
+    assert torch.equal(weight, dequantize_blocks(values, scales).t())
+    wanted = dynamic_blocks(x, values, scales)
+    with DynamicProducts(matrices):
+        assert torch.equal(torch.matmul(x, weight), wanted)
+    plain = torch.matmul(x, weight)
     assert not torch.equal(wanted, plain) and torch.allclose(wanted, plain, atol=0.5)
 
 
 def test_a_tied_head_takes_the_tables_own_rows() -> None:
     x, table = normal(5, 12), normal(30, 12, seed=1)
     matrices = one_matrix(table, table=True)
-    values, scales = matrices[table.data_ptr()][0]
-    with DynamicProducts(matrices, "asymmetric"):
+    values, scales = matrices[table.data_ptr()][0].values, matrices[table.data_ptr()][0].scales
+    with DynamicProducts(matrices):
         whole = nn.functional.linear(x, table)
         first = nn.functional.linear(x, table[:9])  # fewer outputs than the vocabulary
         looked_up = nn.functional.embedding(torch.tensor([3, 4]), table)
@@ -89,16 +107,16 @@ def test_stacked_matrices_meet_their_own_inputs() -> None:
     x, weight = normal(3, 5, 12), normal(3, 12, 7, seed=1)
     matrices = one_matrix(weight)
     assert len(matrices[weight.data_ptr()]) == 3
-    with DynamicProducts(matrices, "asymmetric"):
+    with DynamicProducts(matrices):
         got = torch.matmul(x, weight)
-    for site, (values, scales) in enumerate(matrices[weight.data_ptr()]):
-        assert torch.equal(got[site], dynamic_linear(x[site], values, scales, None, "asymmetric"))
+    for site, integers in enumerate(matrices[weight.data_ptr()]):
+        assert torch.equal(got[site], dynamic_linear(x[site], integers.values, integers.scales, None, "asymmetric"))
 
 
 def test_other_products_are_left_alone() -> None:
     x, weight, other = normal(12, 12), normal(12, 12, seed=1), normal(12, 12, seed=2)
     matrices = one_matrix(weight)
-    with DynamicProducts(matrices, "asymmetric", jitter=torch.Generator().manual_seed(0)):
+    with DynamicProducts(matrices, jitter=torch.Generator().manual_seed(0)):
         assert torch.equal(torch.matmul(x, other), torch.mm(x, other))
         assert torch.equal(torch.matmul(weight, x), torch.mm(weight, x))  # on the left it is no weight
         assert torch.equal(nn.functional.linear(x, other), torch.mm(x, other.t()))
@@ -114,7 +132,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         found.append(x)
         return dynamic_linear(x, *rest)
 
-    monkeypatch.setattr(dynamic, "dynamic_linear", spy)
+    monkeypatch.setattr(dynamic.int8, "dynamic_linear", spy)
     yield found
 
 
@@ -123,9 +141,9 @@ def test_jitter_moves_every_input_by_one_unit_in_the_last_place(asked: list[Tens
     x[4] = 0
     matrices = one_matrix(weight)
     for seed in (0, 0, 1):
-        with DynamicProducts(matrices, "asymmetric", jitter=torch.Generator().manual_seed(seed)):
+        with DynamicProducts(matrices, jitter=torch.Generator().manual_seed(seed)):
             torch.matmul(x, weight)
-    with DynamicProducts(matrices, "asymmetric"):
+    with DynamicProducts(matrices):
         torch.matmul(x, weight)
     first, same, other, still = asked
     assert torch.equal(first, same) and not torch.equal(first, other) and torch.equal(still, x)
@@ -142,10 +160,10 @@ def test_nothing_leaks_out_of_the_context() -> None:
     matrices = one_matrix(weight)
     plain = torch.matmul(x, weight)
     for _ in range(2):
-        with DynamicProducts(matrices, "asymmetric"):
+        with DynamicProducts(matrices):
             assert not torch.equal(torch.matmul(x, weight), plain)
         assert torch.equal(torch.matmul(x, weight), plain)
-    with pytest.raises(RuntimeError), DynamicProducts(matrices, "asymmetric"):
+    with pytest.raises(RuntimeError), DynamicProducts(matrices):
         raise RuntimeError
     assert torch.equal(torch.matmul(x, weight), plain)
 
@@ -155,10 +173,10 @@ def quantised_model() -> tuple[Any, partial[DynamicProducts], int]:
     net = needle(SMALL)
     step = Step(net, 32)
     sources, tensors = parameter_sources(step), [*step.named_parameters(), *step.named_buffers()]
-    wanted = {(s[0], s[2]) for s in sources.values() if s[0].endswith(KERNELS) or s[0] in dynamic._TABLES}
+    wanted = {(s[0], s[2]): rows() for s in sources.values() if s[0].endswith(KERNELS) or s[0] in dynamic._TABLES}
     with torch.inference_mode():
         matrices = quantize_parameters(tensors, sources, wanted)
-    return net, partial(DynamicProducts, matrices, "asymmetric"), len(matrices)
+    return net, partial(DynamicProducts, matrices), len(matrices)
 
 
 def test_every_product_of_the_model_with_such_a_weight_is_met(asked: list[Tensor]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from needle_export.weights.linear import dequantize_blocks, quantize_blocks
+from needle_export.weights.linear import dequantize_blocks, dynamic_blocks, quantize_blocks
 
 Floats = NDArray[np.float32]
 
@@ -121,3 +121,44 @@ def test_a_scale_beyond_half_precision() -> None:
     quantize_blocks(weight, 8, 8)
     with pytest.raises(ValueError, match="a scale is beyond half precision"):
         quantize_blocks(weight * 1.001, 8, 8)
+
+
+def in_runs(x: Floats, values: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.float64]:
+    """A product with inputs rounded run by run, one run after the other."""
+    runs = scales.shape[1]
+    width = x.shape[1] // runs
+    total = np.zeros((len(x), len(values)))
+    for row in range(len(x)):
+        for run in range(runs):
+            at = slice(run * width, (run + 1) * width)
+            peak = np.abs(x[row, at]).max()
+            levels = np.rint(x[row, at] * (np.float32(127) / peak)) if peak else np.zeros(width)
+            step = peak / np.float32(127)
+            sums = values[:, at].astype(np.int64) @ levels.astype(np.int64)
+            total[row] += sums * float(step) * scales[:, run].astype(np.float64)
+    return total
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 64), (4, 64), (4, 16), (2, 32)])
+def test_a_products_inputs_are_rounded_run_by_run(bits: int, block: int) -> None:
+    values, scales = quantized(normal(24, 192, 1), bits, block)
+    x = normal(7, 192, 2)
+    x[3], x[4, :block] = 0, 0
+    found = dynamic_blocks(torch.from_numpy(x), torch.from_numpy(values), torch.from_numpy(scales)).numpy()
+    wanted = in_runs(x, values, scales)
+    assert found.dtype == np.float32 and np.array_equal(found, wanted.astype(np.float32))
+    # That is what the scheme costs: more than the last bits, and at most half a level of every input.
+    weight = restored(values, scales).astype(np.float64)
+    error = np.abs(found - x.astype(np.float64) @ weight.T)
+    half = np.repeat(np.abs(x).reshape(7, -1, block).max(-1), block, axis=1) / 254
+    assert error.max() > 1e-5 and (error <= 1.0001 * half @ np.abs(weight).T).all()
+
+
+def test_leading_dimensions_and_refusals_of_a_product() -> None:
+    values, scales = (torch.from_numpy(a) for a in quantized(normal(24, 64), 4, 32))
+    x = torch.from_numpy(normal(6, 64))
+    flat = dynamic_blocks(x, values, scales)
+    assert torch.equal(dynamic_blocks(x.reshape(2, 3, 64), values, scales), flat.reshape(2, 3, 24))
+    for wrong in ({"x": x.double()}, {"x": x[:, :32]}, {"scales": scales[:20]}, {"scales": scales.repeat(1, 3)[:, :5]}):
+        with pytest.raises(ValueError, match="doesn't fit"):
+            dynamic_blocks(**({"x": x, "values": values, "scales": scales} | wrong))

@@ -1,0 +1,70 @@
+"""Weight schemes: what each is, which target can hold it and in which form, and why another can't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Held:
+    """A scheme in one target.
+
+    Attributes:
+        form: how matrices and tables lie there; empty where the target can't hold it.
+        inputs: what the inputs of products with them are rounded to at run time, or empty.
+        why_not: why the target can't, or empty.
+    """
+
+    form: str = ""
+    inputs: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One value of ``--weights``.
+
+    Attributes:
+        name: as it is given.
+        bits: of a weight, without scales.
+        what: it is.
+        targets: by name.
+    """
+
+    name: str
+    bits: int
+    what: str
+    targets: dict[str, Held]
+
+
+_BLOCKS = "a float32 scale for 128 columns of a row; opset 24 only"
+_NO_PALETTE = "no kernel reads a table of levels"
+
+ALL = (
+    Scheme("fp32", 32, "as they are", {
+        "onnx": Held("float32"),
+        "tflite": Held("float32"),
+        "coreml": Held("float32"),
+    }),
+    Scheme("fp16", 16, "half precision", {
+        "onnx": Held("float16, widened when the file is loaded"),
+        "tflite": Held("float16, widened when the file is loaded"),
+        "coreml": Held("float16, and half-precision arithmetic outside Sinkhorn and the norms' sums"),
+    }),
+    Scheme("int8", 8, "symmetric integers", {
+        "onnx": Held(_BLOCKS, "int8, by 128 columns"),
+        "tflite": Held("a float32 scale for a row, behind the op", "int8, by row"),
+        "coreml": Held("a float16 scale for a row"),
+    }),
+    Scheme("int4", 4, "symmetric integers", {
+        "onnx": Held(_BLOCKS, "int8, by 128 columns"),
+        "tflite": Held(why_not="not built yet: the runtime's 4-bit kernel aborts tflite-runtime 2.14"),
+        "coreml": Held("a float16 scale for 32 columns of a row; from iOS 18 on"),
+    }),
+    Scheme("palette4", 4, "16 levels for a group of rows, placed where they cost least", {
+        "onnx": Held(why_not=_NO_PALETTE),
+        "tflite": Held(why_not=_NO_PALETTE),
+        "coreml": Held("16 float16 levels for 16 rows; from iOS 18 on"),
+    }),
+)
+"""In the order in which they are offered."""

@@ -1,0 +1,130 @@
+"""Integer weights in ONNX Runtime's own ops: MatMulNBits multiplies by them, GatherBlockQuantized reads their rows.
+
+Both read the same bytes: unsigned levels, two to a byte where they have four bits, the first in the lower half, and a
+float32 scale for each run of columns of a row. A tied embedding lies in the file once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from needle_export.graph.program import Weight
+from needle_export.targets.constants import digest
+from needle_export.targets.onnx.builder import MICROSOFT, Builder
+from needle_export.weights.forms import Form
+
+#: Bits of a level by scheme.
+BITS = {"int8": 8, "int4": 4}
+
+#: Columns that share a scale, as far as they divide a row.
+BLOCK = 128
+
+#: The fewest that the ops take.
+_LEAST = 16
+
+#: Matrices with fewer elements stay floats: rounding their input would cost more than the bytes.
+SMALL = 4096
+
+#: Inputs are rounded to int8 in the product. At level 0, the default, it is up to a hundred times slower.
+_ACCURACY = 4
+
+
+def form_of(b: Builder, weight: Weight, rows: int, columns: int) -> Form | None:
+    """How a matrix [O, I] is stored under the builder's scheme, or None where it stays a float."""
+    bits = BITS.get(b.scheme)
+    block = math.gcd(BLOCK, columns)
+    if bits is None or weight.folded or rows * columns < SMALL or block < _LEAST:
+        return None
+    return Form("int", bits, block)
+
+
+def product(
+    b: Builder,
+    x: ir.Value,
+    weight: Weight,
+    data: NDArray[np.float32],
+    form: Form,
+    factor: NDArray[np.float32] | None = None,
+    bias: ir.Value | None = None,
+    rows: int | None = None,
+) -> ir.Value:
+    """x [..., I] with a matrix [O, I] in integers: [..., O].
+
+    Args:
+        factor: of each row's results, [O]; it goes into the scales.
+        bias: [O].
+        rows: how many of the first are read; all if left out.
+    """
+    levels, scales = _stored(b, weight, data, form, factor)
+    count, columns = (len(data) if rows is None else rows), data.shape[1]
+    runs = columns // form.size
+    operand = b.part(levels, (count, runs, form.size * form.bits // 8))
+    out: ir.Value = b.op(
+        "MatMulNBits",
+        x,
+        operand,
+        b.part(scales, (count, runs)),
+        *([None, None, bias] if bias is not None else []),
+        domain=MICROSOFT,
+        K=columns,
+        N=count,
+        bits=form.bits,
+        block_size=form.size,
+        accuracy_level=_ACCURACY,
+    )
+    return out
+
+
+def lookup(b: Builder, index: ir.Value, weight: Weight, data: NDArray[np.float32], form: Form) -> ir.Value:
+    """Rows of a table [N, D] in integers, by indices of any shape."""
+    levels, scales = _stored(b, weight, data, form, None)
+    rows, columns = data.shape
+    out: ir.Value = b.op(
+        "GatherBlockQuantized",
+        b.part(levels, (rows, columns * form.bits // 8)),
+        index,
+        b.part(scales, (rows, columns // form.size)),
+        domain=MICROSOFT,
+        bits=form.bits,
+        block_size=form.size,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    return out
+
+
+def _stored(
+    b: Builder, weight: Weight, data: NDArray[np.float32], form: Form, factor: NDArray[np.float32] | None
+) -> Sequence[Any]:
+    """Levels and scales in the weight file."""
+    key = (digest(data), form.name)
+    if key not in b.store.quantized:
+        values, scales = form.quantize(torch.from_numpy(data))
+        b.store.quantized[key] = _packed(values.numpy(), form.bits), scales.float().numpy()
+    levels, scales = b.store.quantized[key]
+    if factor is not None:
+        scales = scales * factor[:, None]
+    columns = data.shape[1]
+    shared = tuple(replace(p, elements=max(1, p.elements // columns)) for p in weight.parts)
+    name = weight.name.removeprefix("net.")
+    return (
+        b.store.add(name, levels, weight.parts, dtype=form.name),
+        b.store.add(f"{name}.scales", scales, shared),
+    )
+
+
+def _packed(values: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
+    """Levels about 0 as unsigned ones about half their range, [O, I * bits / 8]."""
+    levels: NDArray[np.uint8] = (values.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
+    if bits == 8:
+        return levels
+    packed: NDArray[np.uint8] = (levels[:, 0::2] | (levels[:, 1::2] << 4)).astype(np.uint8)
+    return packed
