@@ -47,9 +47,11 @@ lint: $(FULL_STAMP) ## Check the code with ruff
 type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
 	$(BIN)/mypy
 
-bench: $(FULL_STAMP) ## Measure both targets against plain conversions of the same step
+bench: $(FULL_STAMP) ## Measure targets against plain conversions and needle-rs, and Core ML builds
 	$(BIN)/python -m tests.benchmarks.onnx
+	$(BIN)/python -m tests.benchmarks.needle_rs --weights int4
 	$(BIN)/python -m tests.benchmarks.tflite --weights fp32,int8
+	$(BIN)/python -m tests.benchmarks.coreml --weights fp32,fp16,int4
 
 clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache needle_export.egg-info

@@ -57,7 +57,8 @@ def test_build_of_another_target_with_everything(run: Run) -> None:
     ("--target tflite --opset 24", "--opset: the tflite target has no opset"),
     ("--buckets 64", "--buckets: prefill is of variable length in ONNX"),
     ("--heads confidence", "--heads: probe heads aren't part of an ONNX artifact"),
-    ("--weights int8", "--weights: the onnx target has no int8"),
+    ("--weights palette4", "--weights: the onnx target has no palette4: no kernel reads a table of levels"),
+    ("--weights int4 --opset 23", "--opset: int4 needs ONNX Runtime's own ops"),
     ("--target tflite --buckets 1", "--buckets: 1 is below 2"),
     ("--target tflite --buckets 2000", "--buckets: 2000 tokens don't fit in the context of 1024"),
 ])

@@ -11,11 +11,15 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from needle_export import pipeline
 from needle_export.checkpoint.geometry import SMALL
+from needle_export.checkpoint.sample import write_sample
 from needle_export.config.options import BuildOptions
-from needle_export.errors import UsageError
+from needle_export.config.progress import NullProgress
+from needle_export.errors import UsageError, VerificationFailed
 from needle_export.graph.program import Part, Weight
 from needle_export.measure import parity
+from needle_export.targets.constants import digest
 from needle_export.targets.onnx import integers
 from needle_export.targets.onnx.builder import Builder, features
 from needle_export.targets.onnx.session import OnnxRunner
@@ -140,3 +144,53 @@ def test_an_older_opset_has_none():
     with pytest.raises(UsageError, match="int4 needs ONNX Runtime's own ops"):
         BuildOptions("c", "out", weights="int4", opset=23)
     assert BuildOptions("c", "out", weights="int4").opset == 24
+
+
+FAULTS = {
+    "nibbles exchanged": lambda levels, scales: (levels << 4 | levels >> 4, scales),
+    "levels off by one": lambda levels, scales: (levels + 1, scales),
+    "scales of the next block": lambda levels, scales: (levels, np.roll(scales, 1, axis=1)),
+    "scales a tenth too large": lambda levels, scales: (levels, scales * np.float32(1.1)),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sample") / "orders.safetensors"
+    write_sample(path, VARIANTS["orders"], 0)
+    return path
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_build_with_a_fault_is_not_published(fault, checkpoint, tmp_path, monkeypatch):
+    stored = integers._stored
+
+    def faulty(b, weight, data, form, factor):
+        key = (digest(data), form.name)
+        stored(b, weight, data, form, factor)
+        if key not in b.store.faulty:
+            b.store.faulty.add(key)
+            b.store.quantized[key] = FAULTS[fault](*b.store.quantized[key])
+        return stored(b, weight, data, form, factor)
+
+    monkeypatch.setattr(WeightFile, "faulty", set(), raising=False)
+    monkeypatch.setattr(integers, "_stored", faulty)
+    options = BuildOptions(str(checkpoint), tmp_path / "dist", weights="int4", context=48, bench=False)
+    with pytest.raises(VerificationFailed, match=r"differ.*it goes wrong first in prefill, block [01] "):
+        pipeline.build(options, NullProgress())
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize("weights", SCHEMES)
+def test_it_verifies_later_with_and_without_the_checkpoint(weights, checkpoint, tmp_path):
+    options = BuildOptions(str(checkpoint), tmp_path / "dist", weights=weights, context=48, bench=False)
+    (artifact,) = pipeline.build(options, NullProgress()).artifacts
+    assert artifact.parity["scheme"]["activations"] == "blocks" and artifact.parity["scheme"]["forms"]
+    assert 0 < artifact.parity["scheme_loss"]["kl"] < 1 and artifact.parity["weights"] is None
+    for given in (None, str(checkpoint)):
+        (found,) = pipeline.verify(tmp_path / "dist", checkpoint=given, progress=NullProgress()).artifacts
+        assert found == artifact
+    again = BuildOptions(str(checkpoint), tmp_path / "again", weights=weights, context=48, bench=False)
+    pipeline.build(again, NullProgress())
+    for name in ("weights.bin", "decode.onnx", "prefill.onnx"):
+        assert (tmp_path / "dist" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
