@@ -1,6 +1,7 @@
 """Our TFLite artifact against the plain conversion of the same cached step, in one run.
 
-    python -m tests.benchmarks.tflite [--geometry published] [--rows 256] [--weights fp32,int8] [--threads 1] [--json]
+    python -m tests.benchmarks.tflite [--geometry published] [--rows 256] [--weights fp32,int8] [--threads 1]
+                                      [--starts 15] [--json]
 
 All models come from one random checkpoint and are timed in turn, round by round, each in a process of its own that is
 started several times, so that their ratios hold when the machine's speed drifts. Each is made in a process of its own
@@ -38,9 +39,9 @@ from tests.benchmarks.onnx import FOLDER, ROUNDS, STEPS
 from tests.benchmarks.tflite_stepper import PROMPT, SPARE
 
 PLAIN = "plain"
-#: Times that every model's process is started anew. Which physical pages a process gets moves its own steps by up to
-#: a tenth for as long as it lives, so rounds of one process alone say less than they seem to: medians over five starts
-#: still lay a tenth apart.
+#: Times that every model's process is started anew, unless others are asked for. Which physical pages a process gets
+#: moves its own steps by up to a tenth for as long as it lives, so rounds of one process alone say less than they seem
+#: to: medians over five starts still lay a tenth apart, over fifteen a twentieth.
 STARTS = 15
 
 
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="cache rows, all in use")
     parser.add_argument("--weights", default="fp32", help="of our artifacts, with commas between")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=STARTS, help="of every model's process")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.rows < max(PROMPT, STEPS + SPARE + 1):
@@ -67,7 +69,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in made}
     prompts: dict[str, list[float]] = {name: [] for name in made if name != PLAIN}
     names = list(made)
-    for turn in range(STARTS):
+    for turn in range(options.starts):
         # Each in turn is the first, as the first to come gets other pages than the last.
         first = turn % len(names)
         steppers = {

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 OLDEST = {21: ("1.18.1", "numpy<2"), 23: ("1.23.2", "numpy"), 24: ("1.25.1", "numpy")}
 
 PROGRAM = """
-import sys
+import json, sys
 from pathlib import Path
 import numpy as np, onnxruntime
 from needle_export.measure import parity
@@ -30,20 +30,22 @@ assert onnxruntime.__version__ == sys.argv[2]
 with np.load(folder / "reference.npz") as archive:
     cases, columns = parity.unpack({name: archive[name] for name in archive.files})
 measured = parity.compare(OnnxRunner(folder), cases, columns, lambda _: None)
-fault = parity.judge(measured, parity.tolerance_of("fp32", None))
+artifact = json.loads((folder / "report.json").read_text())["artifacts"][0]
+fault = parity.judge(measured, parity.recorded_tolerance(artifact["weights"], artifact["parity"]))
 assert fault is None, fault
 print(measured.steps)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", OLDEST)
-def test_runs_in_the_oldest_promised_runtime(opset, tmp_path):
+@pytest.mark.parametrize(("opset", "weights"), [*((opset, "fp32") for opset in OLDEST), (24, "int8"), (24, "int4")])
+def test_runs_in_the_oldest_promised_runtime(opset, weights, tmp_path):
     version, numpy = OLDEST[opset]
     checkpoint = tmp_path / "sample.safetensors"
     write_sample(checkpoint, SMALL, 0)
     out = tmp_path / "dist"
-    pipeline.build(BuildOptions(str(checkpoint), out, context=60, opset=opset, bench=False), NullProgress())
+    options = BuildOptions(str(checkpoint), out, context=60, opset=opset, weights=weights, bench=False)
+    pipeline.build(options, NullProgress())
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     python = venv / "bin" / "python"

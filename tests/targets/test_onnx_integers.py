@@ -21,7 +21,7 @@ from needle_export.graph.program import Part, Weight
 from needle_export.measure import parity
 from needle_export.targets.constants import digest
 from needle_export.targets.onnx import integers
-from needle_export.targets.onnx.builder import Builder, features
+from needle_export.targets.onnx.builder import MATRIX, Builder, features
 from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.targets.onnx.store import WeightFile
 from needle_export.targets.onnx.target import OnnxTarget
@@ -135,8 +135,9 @@ def test_what_stays_a_float_is_told(tmp_path):
     floats = [w for w in own if w.dtype in ("float32", "float16") and not w.name.endswith(".scales")]
     assert floats and all(w.kept_float for w in floats)
     # Of the larger ones, rows of 24 have no block that the op takes.
-    large = [w.name for w in floats if sum(s.elements for s in w.shares) >= integers.SMALL]
+    large = [w.name for w in floats if sum(s.elements for s in w.shares) >= MATRIX]
     assert large == ["engram.tables"]
+    assert next(w for w in floats if w.name in large).kept_float.endswith("blocks of 16 or more columns")
     assert not any(w.kept_float for w in own if w.dtype.startswith("int"))
 
 

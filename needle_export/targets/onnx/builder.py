@@ -28,7 +28,13 @@ _SMALL = 1 << 13
 #: The same where integers are asked for, as there these are more of the file.
 _TINY = 1 << 9
 
+#: Matrices with fewer elements stay floats where integers are asked for: rounding their input would cost more than the
+#: bytes.
+MATRIX = 1 << 12
+
 _FEW = "small: a cast would cost more than the bytes"
+_HALVED = ("small: half precision, as rounding its input would cost more than the bytes",
+           "half precision: it is no matrix whose rows divide into blocks of 16 or more columns")
 
 #: Constants up to this size are stored in the graph itself.
 _INLINE_BYTES = 64
@@ -182,7 +188,7 @@ class Builder:
             reason = _why_float(weight, self.scheme)
             if not reason:
                 data = data.astype(np.float16)
-                reason = "" if self.scheme == "fp16" else "small: half precision is as good as free"
+                reason = "" if self.scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
         key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
         if key in self.memo:
             hit: ir.Value = self.memo[key]

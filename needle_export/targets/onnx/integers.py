@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from needle_export.graph.program import Weight
 from needle_export.targets.constants import digest
-from needle_export.targets.onnx.builder import MICROSOFT, Builder
+from needle_export.targets.onnx.builder import MATRIX, MICROSOFT, Builder
 from needle_export.weights.forms import Form
 
 #: Bits of a level by scheme.
@@ -30,9 +30,6 @@ BLOCK = 128
 #: The fewest that the ops take.
 _LEAST = 16
 
-#: Matrices with fewer elements stay floats: rounding their input would cost more than the bytes.
-SMALL = 4096
-
 #: Inputs are rounded to int8 in the product. At level 0, the default, it is up to a hundred times slower.
 _ACCURACY = 4
 
@@ -41,7 +38,7 @@ def form_of(b: Builder, weight: Weight, rows: int, columns: int) -> Form | None:
     """How a matrix [O, I] is stored under the builder's scheme, or None where it stays a float."""
     bits = BITS.get(b.scheme)
     block = math.gcd(BLOCK, columns)
-    if bits is None or weight.folded or rows * columns < SMALL or block < _LEAST:
+    if bits is None or weight.folded or rows * columns < MATRIX or block < _LEAST:
         return None
     return Form("int", bits, block)
 
