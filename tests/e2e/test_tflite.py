@@ -293,7 +293,7 @@ def test_without_a_prefill_prompts_go_through_decode(builds, tmp_path):
         ({"buckets": (8, 17)}, "--buckets: 17 tokens are more than the window of 16"),
         ({"buckets": (1,)}, "--buckets: 1 is below 2"),
         ({"opset": 24}, "--opset: the tflite target has no opset"),
-        ({"target": "onnx", "buckets": None, "weights": "int8"}, "--weights: the onnx target has no int8"),
+        ({"target": "onnx", "buckets": None, "weights": "palette4"}, "--weights: the onnx target has no palette4"),
         ({"target": "onnx"}, "--buckets: prefill is of variable length in ONNX"),
         ({"target": "onnx", "buckets": None, "heads": ("confidence",)}, "--heads: probe heads aren't part of"),
         ({"heads": ("compass",)}, "compass"),
