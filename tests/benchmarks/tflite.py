@@ -1,11 +1,14 @@
 """Our TFLite artifact against the plain conversion of the same cached step, in one run.
 
     python -m tests.benchmarks.tflite [--geometry published] [--rows 256] [--weights fp32,int8] [--threads 1]
-                                      [--starts 15] [--json]
+                                      [--starts 15] [--alone] [--json]
 
 All models come from one random checkpoint and are timed in turn, round by round, each in a process of its own that is
 started several times, so that their ratios hold when the machine's speed drifts. Each is made in a process of its own
 too; the plain model once, ours every time. ``--weights ''`` leaves ours out.
+
+The plain file has one signature. A file of ours has the usual prefills too, of which the runtime holds packed matrices
+of their own; ``--alone`` also times decode steps of ours in files without prefills, as the plain one is.
 
 The plain model is ``litert_torch.convert``, with its defaults, of the reference's one-token step: all state in, logits
 and next state out. One thing had to be replaced, since it doesn't convert: the n-gram hash. Its ``>>`` has no lowering,
@@ -38,7 +41,7 @@ from needle_export.measure.latency import host
 from tests.benchmarks.onnx import FOLDER, ROUNDS, STEPS
 from tests.benchmarks.tflite_stepper import PROMPT, SPARE
 
-PLAIN = "plain"
+PLAIN, ALONE = "plain", " alone"
 #: Times that every model's process is started anew, unless others are asked for. Which physical pages a process gets
 #: moves its own steps by up to a tenth for as long as it lives, so rounds of one process alone say less than they seem
 #: to: medians over five starts still lay a tenth apart, over fifteen a twentieth.
@@ -53,6 +56,7 @@ def main() -> None:
     parser.add_argument("--weights", default="fp32", help="of our artifacts, with commas between")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--starts", type=int, default=STARTS, help="of every model's process")
+    parser.add_argument("--alone", action="store_true", help="also ours without prefills")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.rows < max(PROMPT, STEPS + SPARE + 1):
@@ -65,9 +69,11 @@ def main() -> None:
     made = {PLAIN: convert_plain(checkpoint, options.rows)}
     for weights in dict.fromkeys(w.strip() for w in options.weights.split(",") if w.strip()):
         made[weights] = build_ours(checkpoint, options.rows, weights)
+        if options.alone:
+            made[f"{weights}{ALONE}"] = build_ours(checkpoint, options.rows, weights, "alone")
     os.sync()  # or the disk takes what the builds wrote while the first rounds are timed
     times: dict[str, list[float]] = {name: [] for name in made}
-    prompts: dict[str, list[float]] = {name: [] for name in made if name != PLAIN}
+    prompts: dict[str, list[float]] = {name: [] for name in made if name != PLAIN and not name.endswith(ALONE)}
     names = list(made)
     for turn in range(options.starts):
         # Each in turn is the first, as the first to come gets other pages than the last.
@@ -93,7 +99,7 @@ def main() -> None:
             name: {
                 "decode_ms": float(np.median(times[name])),
                 "to_plain": ratio(times[name], times[PLAIN]),
-                "to_fp32": ratio(times[name], times["fp32"]) if "fp32" in times and name != PLAIN else None,
+                "to_fp32": ratio(times[name], like_fp32) if (like_fp32 := times.get(fp32_like(name))) else None,
                 "prefill_64_tokens_per_s": PROMPT / float(np.median(prompts[name])) * 1e3 if name in prompts else None,
                 **{key: value for key, value in facts.items() if key != "caches"},
             }
@@ -115,10 +121,15 @@ def convert_plain(checkpoint: Path, rows: int) -> tuple[Path, dict[str, Any]]:
     return folder, make(PLAIN, checkpoint, folder, rows)
 
 
-def build_ours(checkpoint: Path, rows: int, weights: str) -> tuple[Path, dict[str, Any]]:
-    """Our artifact in a folder, and what building took."""
-    folder = FOLDER / f"tflite-ours-{checkpoint.stem}-{rows}-{weights}"
-    return folder, make("ours", checkpoint, folder, rows, weights)
+def fp32_like(name: str) -> str:
+    """The float32 model with the same signatures as one of ours."""
+    return "" if name == PLAIN else "fp32" + ALONE * name.endswith(ALONE)
+
+
+def build_ours(checkpoint: Path, rows: int, weights: str, kind: str = "ours") -> tuple[Path, dict[str, Any]]:
+    """Our artifact in a folder, with prefills or ``alone``, and what building took."""
+    folder = FOLDER / f"tflite-{kind}-{checkpoint.stem}-{rows}-{weights}"
+    return folder, make(kind, checkpoint, folder, rows, weights)
 
 
 def make(kind: str, checkpoint: Path, folder: Path, rows: int, *more: str) -> dict[str, Any]:
@@ -170,14 +181,14 @@ def table(result: dict[str, Any]) -> str:
         f"{result['geometry']} geometry, {result['rows']} cache rows, {result['threads']} thread(s), {result['host']}",
         f"command: {result['command']}",
         "",
-        f"{'':8}{'decode':>12}{'/ plain':>9}{'/ fp32':>9}{'ops':>8}{'bytes':>14}{'a parameter':>13}"
+        f"{'':12}{'decode':>12}{'/ plain':>9}{'/ fp32':>9}{'ops':>8}{'bytes':>14}{'a parameter':>13}"
         f"{f'prefill {PROMPT}':>14}{'built in':>10}{'peak':>10}",
     ]
     for name, row in result["models"].items():
         rate = f"{row['prefill_64_tokens_per_s']:,.0f} tok/s" if row["prefill_64_tokens_per_s"] else "-"
         fp32 = f"{row['to_fp32']['median']:.3f}" if row["to_fp32"] else "-"
         lines.append(
-            f"{name:8}{row['decode_ms']:>9.2f} ms{row['to_plain']['median']:>9.3f}"
+            f"{name:12}{row['decode_ms']:>9.2f} ms{row['to_plain']['median']:>9.3f}"
             f"{fp32:>9}{row['ops']:>8,}{row['bytes']:>14,}"
             f"{row['bytes_per_parameter']:>13.4f}{rate:>14}"
             f"{row['build_s']:>8.1f} s{row['build_peak_rss_bytes'] / 1e9:>7.2f} GB"

@@ -1,7 +1,7 @@
 """A process that makes one of the models, so that its peak memory is its own.
 
     python -m tests.benchmarks.tflite_make plain CHECKPOINT FOLDER ROWS
-    python -m tests.benchmarks.tflite_make ours CHECKPOINT FOLDER ROWS WEIGHTS
+    python -m tests.benchmarks.tflite_make ours|alone CHECKPOINT FOLDER ROWS WEIGHTS
 
 The facts of the making are printed as JSON, on the last line.
 """
@@ -131,10 +131,18 @@ def count_ops(file: Path) -> int:
     return len(interpreter._get_ops_details())
 
 
-def build_ours(checkpoint: Path, folder: Path, rows: int, weights: str) -> dict[str, Any]:
-    """Our artifact in a folder, and what building took."""
+def build_ours(checkpoint: Path, folder: Path, rows: int, weights: str, alone: bool = False) -> dict[str, Any]:
+    """Our artifact in a folder, with the usual prefills or without any, and what building took."""
     start = time.perf_counter()
-    options = BuildOptions(str(checkpoint), folder, target="tflite", weights=weights, context=rows, bench=False)
+    options = BuildOptions(
+        str(checkpoint),
+        folder,
+        target="tflite",
+        weights=weights,
+        context=rows,
+        buckets=() if alone else None,
+        bench=False,
+    )
     report = pipeline.build(options, NullProgress())
     artifact = report.artifacts[0]
     return {
@@ -149,8 +157,8 @@ def build_ours(checkpoint: Path, folder: Path, rows: int, weights: str) -> dict[
 def main() -> None:
     """Make what is asked for."""
     kind, checkpoint, folder, rows, *weights = sys.argv[1:]
-    if kind == "ours":
-        facts = build_ours(Path(checkpoint), Path(folder), int(rows), *weights)
+    if kind in ("ours", "alone"):
+        facts = build_ours(Path(checkpoint), Path(folder), int(rows), *weights, alone=kind == "alone")
     else:
         facts = convert_plain(Path(checkpoint), Path(folder), int(rows))
     print(json.dumps(facts))
