@@ -264,7 +264,7 @@ class Target(Protocol):
         """Whether matrices may take constant factors under a scheme without losing its promise."""
 
     def activations(self, weights: str) -> Any:
-        """How the runtime rounds the inputs of int8 matrices under a scheme, or None."""
+        """How the runtime rounds the inputs of integer matrices under a scheme, or None."""
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """What the length of a prefill must be a multiple of.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from needle_export.errors import Unsupported
 from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight
 
 
@@ -34,11 +35,22 @@ def short_name(name: str) -> str:
     return name.removeprefix("net.")
 
 
-def tied_head(program: Program, table: FxNode, rows: int) -> Weight:
-    """The embedding as the head reads it: itself, or its first ``rows`` rows."""
+def too_large(weight: Weight, what: str) -> Unsupported:
+    """A weight that a scheme can't hold, by its checkpoint tensor."""
+    source = weight.parts[0].source if weight.parts else weight.name
+    return Unsupported(what, where=source, fix="build with --weights fp32")
+
+
+def whole_table(program: Program, table: FxNode) -> Weight:
+    """The embedding behind what the head reads of it."""
     while table.op == "call_function":  # a slice of it
         table = table.args[0]
-    weight = program.weights[table.name]
+    return program.weights[table.name]
+
+
+def tied_head(program: Program, table: FxNode, rows: int) -> Weight:
+    """The embedding as the head reads it: itself, or its first ``rows`` rows."""
+    weight = whole_table(program, table)
     data = weight.value.numpy()
     if rows == len(data):
         return weight

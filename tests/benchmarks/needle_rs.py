@@ -82,8 +82,8 @@ def write_container(path: Path) -> None:
     """The checkpoint at 4 bits with a throw-away tokenizer, by the package's own writer."""
     from needle.model.export import write_export
 
-    from tests.oracle.test_needle_rs import train_tokenizer
     from tests.support import oracle
+    from tests.support.tokenizers import train_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = train_tokenizer(Path(folder))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from needle_export.config.options import SCHEMES, TARGETS, WEIGHTS, BuildOptions
+from needle_export.config.options import (
+    OLD_SYSTEM_SCHEMES,
+    OWN_OPS_SCHEMES,
+    SCHEMES,
+    TARGETS,
+    WEIGHTS,
+    BuildOptions,
+)
 from needle_export.config.schemes import ALL
 from needle_export.errors import UsageError
 from tests.cli.conftest import Run
@@ -28,10 +36,10 @@ def test_what_is_listed_is_what_build_takes(run: Run, target: str) -> None:
         told = scheme["targets"].pop(target)
         assert not scheme["targets"]
         if told["form"]:
-            assert BuildOptions("c", "out", target=target, weights=scheme["name"]).weights == scheme["name"]  # type: ignore[arg-type]  # a path isn't needed
+            assert BuildOptions("c", Path("out"), target=target, weights=scheme["name"]).weights == scheme["name"]
         else:
             with pytest.raises(UsageError, match=f"no {scheme['name']}: {told['why_not']}"):
-                BuildOptions("c", "out", target=target, weights=scheme["name"])  # type: ignore[arg-type]  # as above
+                BuildOptions("c", Path("out"), target=target, weights=scheme["name"])
     assert tuple(s["name"] for s in listed) == WEIGHTS
     assert run("schemes", "--target", "nope").exit_code == 2
 
@@ -44,3 +52,16 @@ def test_the_table(run: Run) -> None:
     narrow = run("schemes", "--target", "coreml").stdout
     assert "coreml" in narrow and "onnx " not in narrow.splitlines()[2]
     assert SCHEMES["coreml"] == WEIGHTS
+
+
+def test_the_numbers_of_forms_are_those_that_targets_use() -> None:
+    integers = pytest.importorskip("needle_export.targets.onnx.integers")
+    store = pytest.importorskip("needle_export.targets.coreml.store")
+    held = {(s.name, t): h.form + h.inputs for s in ALL for t, h in s.targets.items()}
+    assert integers.BITS == {"int8": 8, "int4": 4} and set(integers.BITS) == set(OWN_OPS_SCHEMES)
+    for name in OWN_OPS_SCHEMES:
+        assert held[name, "onnx"].count(f"{integers.BLOCK} columns") == 2 and "opset 24 only" in held[name, "onnx"]
+    assert f"for {store.BLOCK} columns" in held["int4", "coreml"]
+    assert f"for {store.GROUP} rows" in held["palette4", "coreml"]
+    needs = {s.name for s in ALL if "from iOS 18 on" in s.targets["coreml"].form}
+    assert needs == set(SCHEMES["coreml"]) - set(OLD_SYSTEM_SCHEMES)

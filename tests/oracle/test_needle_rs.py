@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from pathlib import Path
 import needle_rs
 import numpy as np
 import pytest
-import sentencepiece
 import torch
 from needle.model.export import write_export
 from needle.model.finetune import render_example
@@ -31,6 +29,7 @@ from needle_export.checkpoint.tokenizer import parse_tokenizer
 from needle_export.model.network import Needle
 from needle_export.model.state import empty_state, state_specs
 from tests.support import models, oracle
+from tests.support.tokenizers import WORDS, tools_json, train_tokenizer
 
 #: Deep enough for rungs, two engram sites, two groups of codebook rows, a window shorter than any prompt.
 GEOMETRY = models.changed(
@@ -38,14 +37,6 @@ GEOMETRY = models.changed(
 PROMPTS = 50
 #: Rounding differs by a few 1e-6; where the two best logits are this far apart, it can't change which is best.
 GAP = 1e-4
-
-SENTENCES = (
-    "turn on off the kitchen lights set an alarm for seven tomorrow what is weather in Lagos Paris call mum",
-    "play some jazz music louder remind me to buy milk and bread find cheapest flight from Berlin next Friday",
-    "send a message Alice about dinner translate good morning into French start timer ten minutes",
-)
-WORDS = [word for sentence in SENTENCES for word in sentence.split()]
-NAMES = ("get_weather", "set_alarm", "play_music", "send_message", "turn_on_lights", "find_flight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,27 +66,6 @@ class Both:
 def prompts_for(count: int, seed: int) -> list[Prompt]:
     rng = random.Random(seed)
     return [Prompt(" ".join(rng.choices(WORDS, k=rng.randint(2, 14))), tools_json(rng)) for _ in range(count)]
-
-
-def tools_json(rng: random.Random) -> str:
-    tools = [{"name": name, "description": " ".join(rng.choices(WORDS, k=4)),
-              "parameters": {rng.choice(WORDS): {"type": "string"}}}
-             for name in rng.sample(NAMES, rng.randint(1, 3))]
-    return json.dumps(tools, separators=(",", ":"), ensure_ascii=False)
-
-
-def train_tokenizer(folder: Path) -> SANTokenizer:
-    """A throw-away byte-pair tokenizer with the package's markers at the package's ids."""
-    rng = random.Random(0)
-    lines = [" ".join(rng.choices(WORDS, k=rng.randint(4, 14))) for _ in range(1500)]
-    lines += [tools_json(rng) for _ in range(300)]
-    with (folder / "tokenizer.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=file, model_type="bpe", vocab_size=700,
-            pad_id=PAD_ID, eos_id=EOS_ID, bos_id=BOS_ID, unk_id=UNK_ID, user_defined_symbols=CHAT_MARKERS,
-            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-            hard_vocab_limit=False, num_threads=1, minloglevel=2)
-    return SANTokenizer(str(folder / "tokenizer.model"))
 
 
 @pytest.fixture(scope="module")

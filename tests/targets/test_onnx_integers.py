@@ -13,10 +13,11 @@ import torch
 
 from needle_export import pipeline
 from needle_export.checkpoint.geometry import SMALL
-from needle_export.checkpoint.sample import write_sample
+from needle_export.checkpoint.safetensors_file import write_checkpoint
+from needle_export.checkpoint.sample import make_sample, write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
-from needle_export.errors import UsageError, VerificationFailed
+from needle_export.errors import Unsupported, UsageError, VerificationFailed
 from needle_export.graph.program import Part, Weight
 from needle_export.measure import parity
 from needle_export.targets.constants import digest
@@ -195,3 +196,16 @@ def test_it_verifies_later_with_and_without_the_checkpoint(weights, checkpoint, 
     pipeline.build(again, NullProgress())
     for name in ("weights.bin", "decode.onnx", "prefill.onnx"):
         assert (tmp_path / "dist" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("weights", ["int4", "fp16"])
+def test_a_weight_beyond_half_precision_is_refused_by_name(weights, tmp_path):
+    tensors = {k: v.astype(np.float32) for k, v in make_sample(SMALL, 0).items()}
+    name = "stack/layers/block/self_attn/out_proj/kernel"
+    tensors[name][1] *= 1e8
+    path = tmp_path / "large.safetensors"
+    write_checkpoint(path, SMALL, tensors, dtype="float32")
+    options = BuildOptions(str(path), tmp_path / "dist", weights=weights, context=48, bench=False)
+    with pytest.raises(Unsupported, match=rf"{name}: a (scale|value) is beyond half precision"):
+        pipeline.build(options, NullProgress())
+    assert not (tmp_path / "dist").exists()

@@ -266,7 +266,7 @@ class AppleRunner(Sequence):
 
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
-    """A call into Core ML. Its proxy passes on whatever Core ML throws, of no common kind; it is a refusal here.
+    """A call into Core ML, of which any exception is a refusal.
 
     Args:
         what: isn't done then, as a sentence.
@@ -276,7 +276,7 @@ def _asking(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as fault:  # see above
+    except Exception as fault:  # the proxy passes on whatever Core ML throws
         raise RuntimeRefused(f"{what}: {_line(fault)}") from fault
 
 

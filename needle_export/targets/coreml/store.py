@@ -15,10 +15,9 @@ import torch
 from coremltools.converters.mil import Builder as MilOps
 from coremltools.converters.mil.mil import types
 
-from needle_export.errors import Unsupported
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
-from needle_export.targets.constants import digest, short_name
+from needle_export.targets.constants import digest, short_name, too_large
 from needle_export.weights.forms import Form
 
 Array = npt.NDArray[Any]
@@ -116,7 +115,7 @@ class WeightStore:
             try:
                 self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
             except ValueError as fault:
-                raise _too_large(weight, str(fault)) from fault
+                raise too_large(weight, str(fault)) from fault
         values, extra = self._quantized[source]
         count = values.size * form.bits // 8 + extra.nbytes
         self._note(f"{form.name}{source}", Stored(short_name(weight.name), count, form.name, weight.parts))
@@ -146,7 +145,7 @@ class WeightStore:
 
     def _float(self, weight: Weight, data: Array, reason: str) -> Any:
         if data.dtype == np.float16 and not np.isfinite(data).all():
-            raise _too_large(weight, "a value is beyond half precision")
+            raise too_large(weight, "a value is beyond half precision")
         self._note(_key(data), Stored(short_name(weight.name), data.nbytes, data.dtype.name, weight.parts, reason))
         return self.constant(data)
 
@@ -173,8 +172,3 @@ class WeightStore:
 
 def _key(data: Array) -> str:
     return f"{data.dtype.str}{data.shape}{digest(data)}"
-
-
-def _too_large(weight: Weight, what: str) -> Unsupported:
-    source = weight.parts[0].source if weight.parts else weight.name
-    return Unsupported(what, where=source, fix="build with --weights fp32")

@@ -16,7 +16,8 @@ import onnx_ir as ir
 import onnx_ir.convenience
 
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
-from needle_export.targets.onnx.store import Stored, UnwrittenFile, WeightFile
+from needle_export.targets.constants import short_name, too_large
+from needle_export.targets.onnx.store import Stored, Weights
 
 Dims = tuple[int | None, ...]
 
@@ -79,7 +80,7 @@ class Builder:
     """One ONNX graph under construction."""
 
     def __init__(
-        self, program: Program, store: WeightFile | UnwrittenFile, feature: Features, scheme: str, data_name: str
+        self, program: Program, store: Weights, feature: Features, scheme: str, data_name: str
     ) -> None:
         self.program = program
         self.store = store
@@ -182,25 +183,31 @@ class Builder:
         """Put a weight's data in the file (once) and return the value and whether it is half precision.
 
         ``transposed`` tells two layouts of a square matrix apart; other layouts differ in shape.
+
+        Raises:
+            Unsupported: a value is beyond half precision, where that is asked for.
         """
         reason = ""
         if self.scheme != "fp32" and data.dtype == np.float32:
             reason = _why_float(weight, self.scheme)
             if not reason:
-                data = data.astype(np.float16)
+                with np.errstate(over="ignore"):  # told in the next line
+                    data = data.astype(np.float16)
+                if not np.isfinite(data).all():
+                    raise too_large(weight, "a value is beyond half precision")
                 reason = "" if self.scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
         key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
             return hit, data.dtype == np.float16
-        name = weight.name.removeprefix("net.")
+        name = short_name(weight.name)
         stored = self.store.add(name, data, weight.parts, reason)
         self.memo[key] = self._external(name, stored.offset, data.dtype, data.shape)
         return self.memo[key], data.dtype == np.float16
 
     def small(self, weight: Weight) -> ir.Value:
         """A few numbers of a weight that was made for one op, in float32."""
-        name, data = weight.name.removeprefix("net."), weight.value.numpy()
+        name, data = short_name(weight.name), weight.value.numpy()
         return self.part(self.store.add(name, data, weight.parts, _FEW if self.scheme != "fp32" else ""), data.shape)
 
     def number(self, node: FxNode) -> float:

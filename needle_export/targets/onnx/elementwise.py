@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from needle_export.graph.program import FxNode, Weight
-from needle_export.targets.constants import piece
+from needle_export.targets.constants import piece, whole_table
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.integers import form_of, lookup, product
 from needle_export.weights.forms import Form
@@ -214,11 +214,7 @@ def _turned(value: torch.Tensor) -> npt.NDArray[np.float32]:
 def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies, transposed by the op."""
     x, table = n.args
-    rows = int(b.dims_of(table)[0] or 0)
-    whole = table
-    while whole.op == "call_function":  # a slice of it
-        whole = whole.args[0]
-    weight = b.program.weights[whole.name]
+    rows, weight = int(b.dims_of(table)[0] or 0), whole_table(b.program, table)
     form = form_of(b, weight, *weight.value.shape)
     if form is None:
         b.put(n, b.op("Gemm", b.get(x), b.get(table), transB=1))

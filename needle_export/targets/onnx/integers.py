@@ -16,13 +16,15 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from needle_export.config import schemes
+from needle_export.config.options import OWN_OPS_SCHEMES
 from needle_export.graph.program import Weight
-from needle_export.targets.constants import digest
+from needle_export.targets.constants import digest, short_name, too_large
 from needle_export.targets.onnx.builder import MATRIX, MICROSOFT, Builder
 from needle_export.weights.forms import Form
 
 #: Bits of a level by scheme.
-BITS = {"int8": 8, "int4": 4}
+BITS = {s.name: s.bits for s in schemes.ALL if s.name in OWN_OPS_SCHEMES}
 
 #: Columns that share a scale, as far as they divide a row.
 BLOCK = 128
@@ -101,17 +103,24 @@ def lookup(b: Builder, index: ir.Value, weight: Weight, data: NDArray[np.float32
 def _stored(
     b: Builder, weight: Weight, data: NDArray[np.float32], form: Form, factor: NDArray[np.float32] | None
 ) -> Sequence[Any]:
-    """Levels and scales in the weight file."""
+    """Levels and scales in the weight file.
+
+    Raises:
+        Unsupported: a scale is beyond half precision.
+    """
     key = (digest(data), form.name)
     if key not in b.store.quantized:
-        values, scales = form.quantize(torch.from_numpy(data))
+        try:
+            values, scales = form.quantize(torch.from_numpy(data))
+        except ValueError as fault:
+            raise too_large(weight, str(fault)) from fault
         b.store.quantized[key] = _packed(values.numpy(), form.bits), scales.float().numpy()
     levels, scales = b.store.quantized[key]
     if factor is not None:
         scales = scales * factor[:, None]
     columns = data.shape[1]
     shared = tuple(replace(p, elements=max(1, p.elements // columns)) for p in weight.parts)
-    name = weight.name.removeprefix("net.")
+    name = short_name(weight.name)
     return (
         b.store.add(name, levels, weight.parts, dtype=form.name),
         b.store.add(f"{name}.scales", scales, shared),

@@ -11,7 +11,7 @@ from needle_export.graph.program import FxNode, Program
 from needle_export.targets.onnx import attention, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
 from needle_export.targets.onnx.contract import Port
-from needle_export.targets.onnx.store import UnwrittenFile, WeightFile
+from needle_export.targets.onnx.store import Weights
 
 _LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
@@ -23,7 +23,7 @@ def lower(
     program: Program,
     inputs: Mapping[str, Port],
     outputs: Mapping[str, Port],
-    store: WeightFile | UnwrittenFile,
+    store: Weights,
     *,
     name: str,
     opset: int,

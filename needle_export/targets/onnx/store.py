@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,30 +34,11 @@ class Stored:
     kept_float: str = ""
 
 
-class UnwrittenFile:
-    """Takes tensors as :class:`WeightFile` does and writes nothing: for lowering just to count nodes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.quantized: dict[tuple[str, str], tuple[Any, Any]] = {}
-
-    def add(
-        self,
-        name: str,
-        array: npt.NDArray[np.generic],
-        parts: tuple[Part, ...],
-        kept_float: str = "",
-        dtype: str = "",
-    ) -> Stored:
-        """Where the tensor would be, were there a file."""
-        return Stored(name, 0, array.nbytes, dtype or array.dtype.name, array.dtype, parts, kept_float)
-
-
-class WeightFile:
-    """Writes tensors one behind the other; equal ones are stored once, whatever their shapes.
+class Weights:
+    """Takes tensors and writes nothing: for lowering just to count nodes.
 
     Args:
-        path: the file to create.
+        path: of the file that there would be.
 
     Attributes:
         quantized: integers and scales by what they were made of, so that a second graph needn't make them again.
@@ -65,11 +46,7 @@ class WeightFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.stored: list[Stored] = []
         self.quantized: dict[tuple[str, str], tuple[Any, Any]] = {}
-        self._by_content: dict[tuple[str, bytes], Stored] = {}
-        self._file: BinaryIO = path.open("wb")
-        self._end = 0
 
     def add(
         self,
@@ -84,9 +61,30 @@ class WeightFile:
         Args:
             dtype: as reports are to have it; the array's own if left out.
         """
+        stored = Stored(name, 0, array.nbytes, dtype or array.dtype.name, array.dtype, parts, kept_float)
+        return self._placed(stored, array)
+
+    def _placed(self, stored: Stored, array: npt.NDArray[np.generic]) -> Stored:
+        return stored
+
+
+class WeightFile(Weights):
+    """Writes tensors one behind the other; equal ones are stored once, whatever their shapes.
+
+    Args:
+        path: the file to create.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.stored: list[Stored] = []
+        self._by_content: dict[tuple[str, bytes], Stored] = {}
+        self._file: BinaryIO = path.open("wb")
+        self._end = 0
+
+    def _placed(self, stored: Stored, array: npt.NDArray[np.generic]) -> Stored:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        dtype = dtype or array.dtype.name
-        key = (dtype, hashlib.sha256(data).digest())
+        key = (stored.dtype, hashlib.sha256(data).digest())
         found = self._by_content.get(key)
         if found is not None:
             return found
@@ -95,10 +93,10 @@ class WeightFile:
         self._file.write(b"\0" * (offset - self._end))
         self._file.write(data)
         self._end = offset + len(data)
-        stored = Stored(name, offset, len(data), dtype, array.dtype, parts, kept_float)
-        self.stored.append(stored)
-        self._by_content[key] = stored
-        return stored
+        placed = replace(stored, offset=offset)
+        self.stored.append(placed)
+        self._by_content[key] = placed
+        return placed
 
     def __enter__(self) -> WeightFile:
         return self

@@ -83,7 +83,7 @@ class OnnxTarget:
         assert options.opset is not None
 
         from needle_export.targets.onnx.lower import count_ops, count_widened, lower
-        from needle_export.targets.onnx.store import UnwrittenFile, WeightFile
+        from needle_export.targets.onnx.store import WeightFile, Weights
 
         metadata = {
             **options.metadata,
@@ -104,7 +104,7 @@ class OnnxTarget:
                 }
                 fused = programs.program(rows)
                 if phase == "decode" and options.opset != NEWEST:
-                    nowhere = UnwrittenFile(folder / DATA_NAME)
+                    nowhere = Weights(folder / DATA_NAME)
                     newest = sum(count_ops(lower(fused, inputs, outputs, nowhere, opset=NEWEST, **common)).values())
                 model = lower(
                     fused,
