@@ -59,7 +59,7 @@ def describe_artifact(
     facts = target.examine(folder)
     return Artifact(
         target=options.target,
-        weights=options.weights,
+        weights=str(options.schemes),
         status=target.status,
         files=files,
         size=Size(total, by_role, overhead),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from needle_export.checkpoint.checkpoint import Checkpoint
 from needle_export.config.progress import Progress
+from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
 from needle_export.graph.program import Program
@@ -30,7 +31,7 @@ from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
-from needle_export.targets.base import StoredWeight
+from needle_export.targets.base import Runner, StoredWeight
 from needle_export.weights.forms import Form
 from needle_export.weights.scheme import Activations, Scheme
 
@@ -44,21 +45,6 @@ _JITTERS = 3
 
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
-
-
-class InnerRunner(Protocol):
-    """A runner that shows the streams between blocks."""
-
-    max_chunk: int
-
-    def reset(self) -> None:
-        """Forget the sequence."""
-
-    def feed(self, tokens: NDArray[np.int64]) -> Any:
-        """Append tokens."""
-
-    def streams(self) -> dict[int, NDArray[np.float32]]:
-        """Streams of the last call."""
 
 
 class Compiler:
@@ -91,6 +77,8 @@ class Compiler:
             )
         self.max_chunk = max(2, min([context, MAX_CHUNK, *rings]))
         self.fold_into_matrices = False
+        #: Matrices of several schemes aren't merged.
+        self.rules = Rules("fp32")
         self.scheme_loss: dict[str, float] | None = None
         self.scheme = Scheme()
         self._quantized: dict[int, list[Quantized]] = {}
@@ -103,6 +91,19 @@ class Compiler:
         self.left: dict[str, list[Left]] = {}
         with progress.stage("load the reference"):
             self.net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations).eval()
+
+    def use_rules(self, rules: Rules, fold: bool) -> None:
+        """Make programs for these schemes.
+
+        Args:
+            fold: whether matrices may take constant factors.
+
+        Raises:
+            UsageError: a rule matches no tensor.
+        """
+        sources = parameter_sources(Step(self.net, self.context, self.heads)).values()
+        rules.check({(source, role) for source, role, _ in sources})
+        self.rules, self.fold_into_matrices = rules, fold
 
     # --- programs ----------------------------------------------------------------------------------
 
@@ -122,13 +123,14 @@ class Compiler:
         engram = (geometry.engram_conv_taps,) if geometry.engram_layers else ()
         orders = geometry.engram_orders if geometry.engram_layers else ()
         passes = pipeline(
-            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices, bool(self.heads)
+            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices, bool(self.heads),
+            self.rules.of,
         )
         check_traced(program)
         fired = self._rewrite(program, passes, phase)
         self.places[phase], self.left[phase] = fired.places, fired.left
         # Before the legal ops: what wasn't fused is illegal too, but the promise knows the reason.
-        check(geometry, fired.counts, fired.places, fired.left, len(self.heads))
+        check(geometry, fired.counts, fired.places, fired.left, len(self.heads), self.rules.scheme)
         check_rewritten(program)
         return program
 
@@ -172,7 +174,7 @@ class Compiler:
         A rewrite that no geometry owes is expected where it fired or where it looked and refused.
         """
         layers = self.checkpoint.geometry.num_layers
-        owed = promises(self.checkpoint.geometry, len(self.heads))
+        owed = promises(self.checkpoint.geometry, len(self.heads), self.rules.scheme)
         counts = {phase: Counter(n for n, _ in places) for phase, places in self.places.items()}
         tried = {n for c in counts.values() for n in c} | {x.op for left in self.left.values() for x in left}
         table = {}
@@ -353,7 +355,7 @@ class Compiler:
         # A block whose stream nothing reads is left out, as the artifact leaves it out.
         return [torch.cat([c[block] for c in chunks]) for block in sorted(chunks[0])]
 
-    def locate(self, runner: InnerRunner, case: parity.Case, tolerance: float) -> str:
+    def locate(self, runner: Runner, case: parity.Case, tolerance: float) -> str:
         """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
         # One call each: a runner shows the streams of its last call.
         first = min(case.prompt, runner.max_chunk)

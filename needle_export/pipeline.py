@@ -19,6 +19,7 @@ from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
+from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.measure import parity, rounded, weights
 from needle_export.provenance import checkpoint_info, metadata, versions
@@ -60,7 +61,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         target = find_target(options.target)
         multiple = target.chunk_multiple(compiler.states, options.os)
         lowering = LoweringOptions(
-            options.weights,
+            options.schemes,
             options.context,
             options.opset,
             compiler.max_chunk,
@@ -69,17 +70,17 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.heads,
             options.os,
         )
-        compiler.fold_into_matrices = target.folds_into_matrices(options.weights)
+        compiler.use_rules(options.schemes, target.folds_into_matrices(options.schemes))
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
         compiler.use_stored_weights(
-            compiled.weights, target.activations(options.weights), target.half(options.weights)
+            compiled.weights, target.activations(options.schemes), target.half(options.schemes)
         )
         equal = _compare_weights(target, folder, compiler, progress, options.target, "nothing was published")
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
         measured["weights"] = equal
-        runtimes, told = check_all(target, others, measured, options.weights, cases, progress)
+        runtimes, told = check_all(target, others, measured, str(options.schemes), cases, progress)
         compiled.notes += told
         report = Report(
             SCHEMA,
@@ -279,7 +280,7 @@ def _verify_new(
 ) -> dict[str, Any]:
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
     rounds = compiler.scheme.activations is not None
-    tolerance = parity.tolerance_of(options.weights, compiler.sensitivity, rounds)
+    tolerance = parity.tolerance_of(str(options.schemes), compiler.sensitivity, rounds)
     runner = target.open(folder)
     with progress.stage("verify", len(cases)) as task:
         measured = parity.compare(runner, cases, None, task.advance)
@@ -325,11 +326,13 @@ def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progres
         )
     recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights")}
     heads = tuple(report.options.get("heads") or ())
-    options = BuildOptions(spec, Path("verify"), heads=heads, **recipe)
+    rules = tuple(Rule(*entry) for entry in report.options.get("rules") or ())
+    options = BuildOptions(spec, Path("verify"), heads=heads, rules=rules, **recipe)
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
     compiler = Compiler(checkpoint, options.context, progress, options.heads)
+    compiler.use_rules(options.schemes, False)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from needle_export.cli.shared import define, integers, json_option, names, print_report, progress_of, quiet_option
+from needle_export.cli.shared import define, integers, json_option, names, print_report, progress_of, quiet_option, rule
 from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, SYSTEMS, TARGETS, WEIGHTS, BuildOptions
 
 
@@ -15,6 +15,7 @@ from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, 
         "build needle3.safetensors --target onnx --layers 8 --lora adapter.safetensors --out dist/",
         "build needle3.safetensors --target tflite --weights int8 --buckets 64,128 --out dist/",
         "build needle3.safetensors --target coreml --weights fp16 --os ios18 --out dist/",
+        "build needle3.safetensors --weights int4 --rule content=int8 --rule 'engrams/*=int4' --out dist/",
         "build hf:Cactus-Compute/needle3 --target onnx --weights fp16 --context 2048 --out dist/ --json")
 @click.argument("checkpoint")
 @click.option("--target", type=click.Choice(TARGETS), default="onnx", show_default=True,
@@ -29,6 +30,9 @@ from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, 
 @click.option("--weights", type=click.Choice(WEIGHTS), default="fp32", show_default=True,
               help="Number format of stored weights. Arithmetic is fp32 in ONNX and TFLite, but products with int8 are "
                    "of integers; in Core ML it is fp16 for all but fp32.")
+@click.option("--rule", "rules", multiple=True, type=rule, metavar="PATTERN=SCHEME",
+              help="Another number format for some weights, by role (routing, content, memory, mixing, lanes, "
+                   "vocabulary, heads, norms) or by tensor name with *; may be repeated, the last that matches wins.")
 @click.option("--opset", type=click.Choice(OPSETS),
               help=f"ONNX operator set, {OPSETS[-1]} if left out; older ones run on older runtimes, at a cost that the "
                    "report states.")

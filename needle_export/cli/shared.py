@@ -12,6 +12,7 @@ import click
 from needle_export.cli.failures import EXIT_CODES
 from needle_export.cli.output import emit, page_width, show_progress, use_color
 from needle_export.config.progress import NullProgress, Progress
+from needle_export.config.rules import Rule
 from needle_export.errors import UsageError
 from needle_export.report.codec import to_json
 from needle_export.report.render import render
@@ -139,6 +140,11 @@ def integers(value: str) -> tuple[int, ...]:
 def names(value: str) -> tuple[str, ...]:
     """Option type: names separated by commas, in the order given; none of an empty text."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def rule(value: str) -> Rule:
+    """Option type: ``PATTERN=SCHEME``."""
+    return Rule.parse(value)
 
 
 def head_widths(value: str) -> tuple[tuple[int, int], ...]:

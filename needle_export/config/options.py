@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from needle_export.config import schemes
+from needle_export.config.rules import Rule, Rules
 from needle_export.errors import UsageError
 
 TARGETS = ("onnx", "tflite", "coreml")
@@ -24,7 +25,7 @@ BUCKETS = (64, 128)
 OPSETS = (21, 23, 24)
 """ONNX operator sets that can be emitted, oldest first."""
 
-OWN_OPS_SCHEMES = ("int8", "int4")
+OWN_OPS_SCHEMES = ("int8", "int4", "int2")
 """ONNX schemes that only ONNX Runtime's own ops can read, which an artifact of an older opset does without."""
 
 SYSTEMS = ("ios17", "ios18", "ios26")
@@ -60,6 +61,7 @@ class BuildOptions:
         lora: an adapter file to merge first, or None.
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
+        rules: schemes for some of the weights, in order; the last that matches wins.
         os: one of ``SYSTEMS``, of the Core ML target only; None takes ``DEFAULT_SYSTEM``.
         opset: one of ``OPSETS``, of the ONNX target only; None takes the newest.
         buckets: prefill lengths of a target with fixed shapes, ascending; None takes the usual ones that fit.
@@ -81,6 +83,7 @@ class BuildOptions:
     lora: str | None = None
     context: int = 1024
     weights: str = "fp32"
+    rules: tuple[Rule, ...] = ()
     opset: int | None = None
     os: str | None = None
     buckets: tuple[int, ...] | None = None
@@ -94,11 +97,9 @@ class BuildOptions:
         if not self.checkpoint:
             raise UsageError("the checkpoint's name is empty", where="CHECKPOINT", fix="give a file")
         _one_of("--target", self.target, TARGETS)
-        _one_of("--weights", self.weights, WEIGHTS)
-        if self.weights not in SCHEMES[self.target]:
-            held = next(s for s in schemes.ALL if s.name == self.weights).targets[self.target]
-            raise UsageError(f"the {self.target} target has no {self.weights}: {held.why_not}", where="--weights",
-                             fix=f"choose from {', '.join(SCHEMES[self.target])}, or another --target")
+        self._check_scheme("--weights", self.weights)
+        for rule in self.rules:
+            self._check_scheme("--rule", rule.scheme)
         self._check_target_options()
         if self.layers is not None:
             _at_least("--layers", self.layers, MIN_LAYERS)
@@ -109,6 +110,18 @@ class BuildOptions:
         if self.keep_confidence and self.lora is None:
             raise UsageError("there is no adapter to merge, so the confidence head stays anyway",
                              where="--keep-confidence", fix="leave it out, or give --lora")
+
+    @property
+    def schemes(self) -> Rules:
+        """What is stored as what."""
+        return Rules(self.weights, self.rules)
+
+    def _check_scheme(self, option: str, name: str) -> None:
+        _one_of(option, name, WEIGHTS)
+        if name not in SCHEMES[self.target]:
+            held = next(s for s in schemes.ALL if s.name == name).targets[self.target]
+            raise UsageError(f"the {self.target} target has no {name}: {held.why_not}", where=option,
+                             fix=f"choose from {', '.join(SCHEMES[self.target])}, or another --target")
 
     def _check_target_options(self) -> None:
         if self.target != "coreml" and self.os is not None:
@@ -122,8 +135,9 @@ class BuildOptions:
                 raise UsageError("prefill is of variable length in ONNX", where="--buckets", fix="leave it out")
             object.__setattr__(self, "opset", OPSETS[-1] if self.opset is None else self.opset)
             _one_of("--opset", self.opset, OPSETS)
-            if self.weights in OWN_OPS_SCHEMES and self.opset != OPSETS[-1]:
-                raise UsageError(f"{self.weights} needs ONNX Runtime's own ops", where="--opset",
+            own = next((s for s in self.schemes.schemes if s in OWN_OPS_SCHEMES), None)
+            if own is not None and self.opset != OPSETS[-1]:
+                raise UsageError(f"{own} needs ONNX Runtime's own ops", where="--opset",
                                  fix=f"leave it out, or choose --weights fp32 or fp16; opset {OPSETS[-1]} has them")
             return
         if self.opset is not None:
@@ -131,8 +145,9 @@ class BuildOptions:
         if self.target == "coreml":
             object.__setattr__(self, "os", DEFAULT_SYSTEM if self.os is None else self.os)
             _one_of("--os", self.os, SYSTEMS)
-            if self.os == SYSTEMS[0] and self.weights not in OLD_SYSTEM_SCHEMES:
-                raise UsageError(f"{self.weights} needs iOS 18", where="--weights",
+            new = next((s for s in self.schemes.schemes if s not in OLD_SYSTEM_SCHEMES), None)
+            if self.os == SYSTEMS[0] and new is not None:
+                raise UsageError(f"{new} needs iOS 18", where="--weights" if new == self.weights else "--rule",
                                  fix=f"choose from {', '.join(OLD_SYSTEM_SCHEMES)}, or a newer --os")
         for bucket in self.buckets or ():
             _at_least("--buckets", bucket, 2)
@@ -147,7 +162,8 @@ class BuildOptions:
         Input files are left out: the report names them with their hashes.
         """
         return {"target": self.target, "layers": self.layers, "context": self.context,
-                "weights": self.weights, "opset": self.opset, "os": self.os,
+                "weights": self.weights, "rules": [[r.pattern, r.scheme] for r in self.rules],
+                "opset": self.opset, "os": self.os,
                 "buckets": self.buckets and list(self.buckets),
                 "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
 

@@ -61,6 +61,11 @@ ALL = (
         "tflite": Held(why_not="not built yet: the runtime's 4-bit kernel aborts tflite-runtime 2.14"),
         "coreml": Held("a float16 scale for 32 columns of a row; from iOS 18 on"),
     }),
+    Scheme("int2", 2, "symmetric integers: -1, 0, 1", {
+        "onnx": Held(_BLOCKS, "int8, by 128 columns"),
+        "tflite": Held(why_not="no kernel reads two bits with a scale for a part of a row"),
+        "coreml": Held(why_not="its blocks of integers have 4 or 8 bits; palettes can have 2"),
+    }),
     Scheme("palette4", 4, "16 levels for a group of rows, placed where they cost least", {
         "onnx": Held(why_not=_NO_PALETTE),
         "tflite": Held(why_not=_NO_PALETTE),

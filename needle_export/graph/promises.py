@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from needle_export.checkpoint.geometry import Geometry
+from needle_export.checkpoint.geometry import Geometry, role_of
 from needle_export.errors import FusionFailed
 from needle_export.graph.passes.base import Left
 
@@ -22,9 +23,25 @@ class Promise:
         return self.per_layer * layers + self.extra
 
 
-def promises(geometry: Geometry, heads: int = 0) -> dict[str, Promise]:
-    """What the passes owe a step of this geometry that feeds so many probe heads."""
+#: Matrices that read the same input: of a block, and of the engram.
+_ATTENTION = tuple(f"stack/layers/block/self_attn/{name}_proj/kernel" for name in ("q", "k", "v", "gate"))
+_ENGRAM = ("engrams/key_proj/kernel", "engrams/value_proj/kernel")
+
+
+def promises(
+    geometry: Geometry, heads: int = 0, scheme_of: Callable[[str, str], str] = lambda source, role: ""
+) -> dict[str, Promise]:
+    """What the passes owe a step of this geometry that feeds so many probe heads.
+
+    Args:
+        scheme_of: a tensor's number format by name and role: only those of one format are merged.
+    """
     sites = len(geometry.engram_layers)
+
+    def merged(names: Iterable[str]) -> int:
+        formats = Counter(scheme_of(n, role_of(n.replace("engrams/", "engrams_0/"))) for n in names)
+        return sum(count > 1 for count in formats.values())
+
     taps = int(geometry.qkv_conv_taps > 1)
     owed = {
         "cached_attention": Promise(1, 0),
@@ -39,7 +56,7 @@ def promises(geometry: Geometry, heads: int = 0) -> dict[str, Promise]:
         "lane_write": Promise(1, 0),
         "ngram_rows": Promise(0, min(sites, 1)),
         "row_dot": Promise(0, sites),
-        "merge_projections": Promise(1, min(sites, 1)),
+        "merge_projections": Promise(merged(_ATTENTION), min(sites, 1) * merged(_ENGRAM)),
         "join_heads": Promise(1, 0),
         "cancel_residual": Promise(1, 0),
         "fold_gates": Promise(1, 0),
@@ -54,6 +71,7 @@ def check(
     places: Iterable[tuple[str, int]],
     left: Iterable[Left],
     heads: int = 0,
+    scheme_of: Callable[[str, str], str] = lambda source, role: "",
 ) -> None:
     """Compare what fired with what is owed.
 
@@ -62,11 +80,12 @@ def check(
         places: (rewrite, layer) of every firing.
         left: places looked at and refused, most promising first.
         heads: how many probe heads the step feeds.
+        scheme_of: a tensor's number format by name and role.
 
     Raises:
         FusionFailed: naming the rewrite, the first layer that lacks it and the reason.
     """
-    _hold(promises(geometry, heads), geometry.num_layers, counts, list(places), list(left))
+    _hold(promises(geometry, heads, scheme_of), geometry.num_layers, counts, list(places), list(left))
 
 
 def check_head(counts: Mapping[str, int], left: Iterable[Left]) -> None:

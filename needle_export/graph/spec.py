@@ -28,6 +28,7 @@ _VIEWS = frozenset(
         aten.select.int,
         aten.split_with_sizes.default,
         aten.pad.default,
+        aten.cat.default,
     }
 )
 

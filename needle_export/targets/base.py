@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 
 Tokens = NDArray[np.int64]
@@ -91,7 +92,7 @@ class LoweringOptions:
     """How a target is to lower: weight scheme, opset, and what the artifact says about itself.
 
     Attributes:
-        weights: scheme.
+        weights: which scheme every weight has.
         context: positions that caches hold.
         opset: of ONNX; other targets have none.
         max_chunk: the longest chunk of a prefill of variable length.
@@ -101,7 +102,7 @@ class LoweringOptions:
         system: the least operating system that is to run it, of Core ML.
     """
 
-    weights: str
+    weights: Rules
     context: int
     opset: int | None
     max_chunk: int
@@ -260,11 +261,11 @@ class Target(Protocol):
     #: Whether a prefill has a fixed length, so that there is one for each of several.
     fixed_shapes: bool
 
-    def folds_into_matrices(self, weights: str) -> bool:
-        """Whether matrices may take constant factors under a scheme without losing its promise."""
+    def folds_into_matrices(self, weights: Rules) -> bool:
+        """Whether matrices may take constant factors under these schemes without losing their promise."""
 
-    def activations(self, weights: str) -> Any:
-        """How the runtime rounds the inputs of integer matrices under a scheme, or None."""
+    def activations(self, weights: Rules) -> Any:
+        """How the runtime rounds the inputs of integer matrices under these schemes, or None."""
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """What the length of a prefill must be a multiple of.
@@ -273,8 +274,8 @@ class Target(Protocol):
             system: the least operating system that is to run the artifact, of Core ML.
         """
 
-    def half(self, weights: str) -> bool:
-        """Whether a scheme stores everything that it doesn't compress in half precision, small vectors included."""
+    def half(self, weights: Rules) -> bool:
+        """Whether everything that isn't compressed is stored in half precision, small vectors included."""
 
     def compile(
         self,

@@ -21,6 +21,7 @@ from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 from litert_converter.mlir.dialects import func
 from numpy.typing import NDArray
 
+from needle_export.config.rules import Rules
 from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.store import WeightStore
 from needle_export.targets.views import Ref
@@ -40,7 +41,7 @@ def chain(shapes: list[tuple[int, ...]], body: Body, links: int = LINKS) -> Inte
         module = ir.Module.create()
         types = [ir.RankedTensorType.get(shape, ir.F32Type.get()) for shape in shapes]
         main = func.FuncOp("main", ir.FunctionType.get(types, []), ip=ir.InsertionPoint.at_block_begin(module.body))
-        builder = Builder(SimpleNamespace(streams={}, weights={}), WeightStore("fp32"), 1)  # type: ignore[arg-type]  # no program
+        builder = Builder(SimpleNamespace(streams={}, weights={}), WeightStore(Rules("fp32")), 1)  # type: ignore[arg-type]  # no program
         with ir.InsertionPoint(main.add_entry_block()):
             inputs = [Ref(a, shape) for a, shape in zip(main.arguments, shapes, strict=True)]
             value = inputs[0]

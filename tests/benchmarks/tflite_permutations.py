@@ -24,6 +24,7 @@ from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.checkpoint.sample import write_sample
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.graph.program import FxNode
 from needle_export.targets.base import LoweringOptions
 from needle_export.targets.tflite import elementwise, lower
@@ -134,7 +135,7 @@ def step(rows: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_sample(Path(folder) / "p.safetensors", PUBLISHED, 0)
         compiler = Compiler(read_checkpoint(str(Path(folder) / "p.safetensors")), rows, NullProgress())
-        options = LoweringOptions("int8", rows, None, compiler.max_chunk, {})
+        options = LoweringOptions(Rules("int8"), rows, None, compiler.max_chunk, {})
         for name, lowering in ways.items():
             (place := Path(folder) / name).mkdir()
             with patch.dict(lower._LOWERINGS, {elementwise.aten.index_select.default: lowering}):

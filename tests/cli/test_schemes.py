@@ -51,14 +51,14 @@ def test_the_table(run: Run) -> None:
     assert all(name in words for name in (*WEIGHTS, *TARGETS)) and "no: no kernel" in words
     narrow = run("schemes", "--target", "coreml").stdout
     assert "coreml" in narrow and "onnx " not in narrow.splitlines()[2]
-    assert SCHEMES["coreml"] == WEIGHTS
+    assert set(WEIGHTS) - set(SCHEMES["coreml"]) == {"int2"}
 
 
 def test_the_numbers_of_forms_are_those_that_targets_use() -> None:
     integers = pytest.importorskip("needle_export.targets.onnx.integers")
     store = pytest.importorskip("needle_export.targets.coreml.store")
     held = {(s.name, t): h.form + h.inputs for s in ALL for t, h in s.targets.items()}
-    assert integers.BITS == {"int8": 8, "int4": 4} and set(integers.BITS) == set(OWN_OPS_SCHEMES)
+    assert integers.BITS == {"int8": 8, "int4": 4, "int2": 2} and set(integers.BITS) == set(OWN_OPS_SCHEMES)
     for name in OWN_OPS_SCHEMES:
         assert held[name, "onnx"].count(f"{integers.BLOCK} columns") == 2 and "opset 24 only" in held[name, "onnx"]
     assert f"for {store.BLOCK} columns" in held["int4", "coreml"]

@@ -11,6 +11,7 @@ from needle_export.checkpoint.checkpoint import read_checkpoint
 from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.targets.base import LoweringOptions
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.target import CoremlTarget
@@ -61,7 +62,7 @@ def test_functions_share_their_weights(checkpoint, tmp_path):
         compiler, target = Compiler(source, CONTEXT, NullProgress()), CoremlTarget()
         folder = tmp_path / str(len(buckets))
         folder.mkdir()
-        lowering = LoweringOptions("fp16", CONTEXT, None, compiler.max_chunk, {}, buckets, (), "ios18")
+        lowering = LoweringOptions(Rules("fp16"), CONTEXT, None, compiler.max_chunk, {}, buckets, (), "ios18")
         target.compile(compiler, compiler.states, PUBLISHED.head_vocab, folder, lowering)
         sizes[buckets] = weight_bytes(folder)
         if not buckets:

@@ -12,6 +12,7 @@ from needle_export.checkpoint.geometry import Geometry
 from needle_export.checkpoint.sample import make_sample, write_sample
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.graph.program import Program
 from needle_export.graph.trace import trace
 from needle_export.model.network import Needle
@@ -63,8 +64,8 @@ def compile_onnx(
     """Lower a checkpoint into a folder, without verifying."""
     compiler = Compiler(checkpoint, context, NullProgress())
     target = OnnxTarget()
-    compiler.fold_into_matrices = target.folds_into_matrices(weights)
-    options = LoweringOptions(weights, context, opset, compiler.max_chunk, {})
+    compiler.fold_into_matrices = target.folds_into_matrices(Rules(weights))
+    options = LoweringOptions(Rules(weights), context, opset, compiler.max_chunk, {})
     compiled = target.compile(
         compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options
     )
@@ -77,8 +78,8 @@ def compile_tflite(
     """As :func:`compile_onnx`, with a prefill of each length."""
     compiler = Compiler(checkpoint, context, NullProgress())
     target = TfliteTarget()
-    compiler.fold_into_matrices = target.folds_into_matrices(weights)
-    options = LoweringOptions(weights, context, None, compiler.max_chunk, {}, buckets)
+    compiler.fold_into_matrices = target.folds_into_matrices(Rules(weights))
+    options = LoweringOptions(Rules(weights), context, None, compiler.max_chunk, {}, buckets)
     compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options)
     return compiler, compiled
 

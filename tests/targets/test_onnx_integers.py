@@ -17,6 +17,7 @@ from needle_export.checkpoint.safetensors_file import write_checkpoint
 from needle_export.checkpoint.sample import make_sample, write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported, UsageError, VerificationFailed
 from needle_export.graph.program import Part, Weight
 from needle_export.measure import parity
@@ -44,7 +45,7 @@ def run(folder, scheme, given, make):
     """Results of the op that ``make`` appends to a builder, on ``given``."""
     program = traced(needle(SMALL), 16, 1)
     with WeightFile(folder / "weights.bin") as store:
-        b = Builder(program, store, features(24), scheme, "weights.bin")
+        b = Builder(program, store, features(24), Rules(scheme), "weights.bin")
         kind, shape = INPUTS[given[0]]
         x = ir.Value(name=given[0], shape=ir.Shape(shape), type=ir.TensorType(kind))
         y = make(b, x)
@@ -61,7 +62,7 @@ def weight_of(data):
     return Weight("net.w", torch.from_numpy(data), (Part("w", "content", 0, data.size),))
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize(("rows", "block"), [(1, 64), (7, 64), (64, 32), (5, 16)])
 def test_a_product_is_the_references(bits, rows, block, tmp_path):
     data, x, factor, bias = normal(40, 192), normal(rows, 192, seed=1), normal(40, seed=2), normal(40, seed=3)
@@ -82,7 +83,7 @@ def test_a_product_is_the_references(bits, rows, block, tmp_path):
     assert (np.abs(found - (x @ weight.T * factor + bias)) / size).max() > 2e-4
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 2])
 def test_rows_of_a_table_are_exact(bits, tmp_path):
     data, form, index = normal(50, 192), Form("int", bits, 64), np.array([0, 49, 7, 7], np.int64)
     found, stored = run(
@@ -98,7 +99,7 @@ def test_artifact_equals_the_reference_that_rounds_as_it_does(name, weights, tmp
     folder, target = tmp_path / "out", OnnxTarget()
     folder.mkdir()
     compiler, compiled = compile_onnx(sample_checkpoint(tmp_path, VARIANTS[name]), folder, 60, weights=weights)
-    compiler.use_stored_weights(compiled.weights, target.activations(weights))
+    compiler.use_stored_weights(compiled.weights, target.activations(Rules(weights)))
     cases = compiler.reference(0)
     measured = parity.compare(OnnxRunner(folder), cases, None, lambda _: None)
     assert parity.judge(measured, parity.tolerance_of(weights, compiler.sensitivity, True)) is None

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from needle_export.graph.passes import algebra, constants, projections
 from needle_export.graph.passes.base import Fired, Left, Pass
 from needle_export.graph.passes.fuse import fuse
 from needle_export.graph.patterns import head_patterns, patterns
+from needle_export.graph.program import Part
 
 __all__ = ["Fired", "Left", "Pass", "head_pipeline", "pipeline"]
 
 
 def pipeline(
-    taps: tuple[int, ...], orders: tuple[int, ...], lanes: int, fold_lane_gates: bool, probed: bool = False
+    taps: tuple[int, ...],
+    orders: tuple[int, ...],
+    lanes: int,
+    fold_lane_gates: bool,
+    probed: bool = False,
+    scheme_of: Callable[[Sequence[Part]], str] = lambda parts: "",
 ) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
@@ -21,6 +28,7 @@ def pipeline(
         fold_lane_gates: whether the lanes' matrices may take a factor; not where they are stored in half
             precision, as they would no longer be the checkpoint's values.
         probed: whether the step feeds a probe head.
+        scheme_of: a weight's number format by its parts: matrices of several aren't merged.
     """
     traced, fused = frozenset({"traced"}), frozenset({"fused"})
     tidy = frozenset({"constants folded"})
@@ -35,7 +43,7 @@ def pipeline(
         Pass("drop identities", fused, fused, constants.drop_identities),
         Pass("fold constants", fused, tidy, constants.fold_constants),
         # Before the folds: a folded factor would make weights that share an input differ in kind.
-        Pass("merge projections", tidy, merged, projections.merge_projections),
+        Pass("merge projections", tidy, merged, partial(projections.merge_projections, scheme_of=scheme_of)),
         # Regroups the split that merging left.
         Pass("join heads", merged, merged, projections.join_heads),
         Pass("fold gates", tidy, tidy, algebra.fold_gates),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -14,14 +15,19 @@ from needle_export.graph.program import FxNode, Part, Program, Weight, layer_of
 aten = torch.ops.aten
 
 
-def merge_projections(program: Program) -> Fired:
-    """Concatenate the weights of matmuls that share their input; their results become a split."""
+def merge_projections(program: Program, scheme_of: Callable[[Sequence[Part]], str]) -> Fired:
+    """Concatenate the weights of matmuls that share their input and their scheme; their results become a split.
+
+    Args:
+        scheme_of: a weight's number format by its parts.
+    """
     fired = Fired()
-    groups: dict[FxNode, list[FxNode]] = {}
+    groups: dict[tuple[FxNode, str], list[FxNode]] = {}
     for node in program.nodes(aten.matmul.default):
         if program.weight_of(node.args[1]) is not None and program.weight_of(node.args[0]) is None:
-            groups.setdefault(node.args[0], []).append(node)
-    for x, matmuls in groups.items():
+            kind = scheme_of(program.weights[node.args[1].name].parts)
+            groups.setdefault((node.args[0], kind), []).append(node)
+    for (x, _), matmuls in groups.items():
         weights = [program.weights[m.args[1].name] for m in matmuls]
         if len(matmuls) < 2 or len({tuple(w.value.shape[:-1]) for w in weights}) > 1:
             continue
@@ -52,18 +58,33 @@ def _split(program: Program, before: FxNode, value: FxNode, sizes: list[int], di
 
 
 def _rejoin(program: Program) -> None:
-    """A concatenation of neighbouring pieces of one split is one wider piece of it."""
+    """Neighbouring pieces of one split that are concatenated are one wider piece of it."""
     for cat in program.nodes(aten.cat.default):
         pieces = list(cat.args[0])
-        if not all(isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces):
-            continue
-        split = pieces[0].args[0]
-        first = pieces[0].args[1]
-        if split.target is not aten.split_with_sizes.default:
-            continue
-        if any(p.args != (split, first + i) for i, p in enumerate(pieces)):
-            continue
-        regroup(program, split, first, len(pieces), cat)
+        start = 0
+        while start < len(pieces):
+            count = 1
+            while start + count < len(pieces) and _neighbours(pieces[start : start + count + 1]):
+                count += 1
+            if count > 1:
+                split, first = pieces[start].args
+                whole = count == len(pieces)
+                wide = regroup(program, split, first, count, cat if whole else None)
+                pieces[start : start + count] = [wide]
+                if not whole:
+                    cat.args = (pieces, *cat.args[1:])
+                    program.sweep()
+            start += 1
+
+
+def _neighbours(pieces: list[FxNode]) -> bool:
+    """Whether values are pieces of one split, behind each other, that nothing else reads."""
+    if not all(isinstance(p, fx.Node) and p.target is operator.getitem and len(p.users) == 1 for p in pieces):
+        return False
+    split, first = pieces[0].args
+    if split.target is not aten.split_with_sizes.default:
+        return False
+    return all(p.args == (split, first + i) for i, p in enumerate(pieces))
 
 
 def regroup(program: Program, split: FxNode, first: int, count: int, joined: FxNode | None) -> FxNode:
@@ -73,14 +94,17 @@ def regroup(program: Program, split: FxNode, first: int, count: int, joined: FxN
     """
     value, sizes, dim = split.args[0], list(split.args[1]), split.args[2]
     new_sizes = [*sizes[:first], sum(sizes[first : first + count]), *sizes[first + count :]]
-    new = program.call(split, aten.split_with_sizes.default, (value, new_sizes, dim), like=split)
-    wide = program.call(split, operator.getitem, (new, first), like=split)
-    for piece in list(split.users):
-        index = piece.args[1]
-        if first <= index < first + count:
-            continue
-        shifted = index if index < first else index - count + 1
-        piece.replace_all_uses_with(program.call(split, operator.getitem, (new, shifted), like=piece))
+    if len(new_sizes) == 1:
+        wide = value
+    else:
+        new = program.call(split, aten.split_with_sizes.default, (value, new_sizes, dim), like=split)
+        wide = program.call(split, operator.getitem, (new, first), like=split)
+        for piece in list(split.users):
+            index = piece.args[1]
+            if first <= index < first + count:
+                continue
+            shifted = index if index < first else index - count + 1
+            piece.replace_all_uses_with(program.call(split, operator.getitem, (new, shifted), like=piece))
     if joined is not None:
         joined.replace_all_uses_with(wide)
         program.sweep()

@@ -174,6 +174,11 @@ def split(b: Builder, n: FxNode) -> None:
     b.env[n] = b.cut(b.get(value), dim, sizes)
 
 
+def concat(b: Builder, n: FxNode) -> None:
+    """Values behind each other: of projections that are stored in several formats."""
+    b.put(n, b.concat([b.get(v) for v in n.args[0]], n.args[1] if len(n.args) > 1 else 0))
+
+
 LOWERINGS: dict[object, Lowering] = {
     **VIEWS,
     aten.expand.default: expand,
@@ -192,4 +197,5 @@ LOWERINGS: dict[object, Lowering] = {
     aten.linear.default: linear,
     aten.pad.default: pad,
     aten.split_with_sizes.default: split,
+    aten.cat.default: concat,
 }

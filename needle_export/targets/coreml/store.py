@@ -15,6 +15,7 @@ import torch
 from coremltools.converters.mil import Builder as MilOps
 from coremltools.converters.mil.mil import types
 
+from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
 from needle_export.targets.constants import digest, short_name, too_large
@@ -55,16 +56,16 @@ class WeightStore:
     """Makes constants for all functions of one package; equal bytes are written once.
 
     Args:
-        scheme: ``fp32``, ``fp16``, ``int8``, ``int4`` or ``palette4``.
+        rules: which scheme every weight has.
         blocks: whether the package may have scales and palettes by block (iOS 18 on).
 
     Attributes:
         half: whether what isn't compressed is stored, and computed with, in half precision.
     """
 
-    def __init__(self, scheme: str, blocks: bool) -> None:
-        self.scheme, self.blocks = scheme, blocks
-        self.half = scheme != "fp32"
+    def __init__(self, rules: Rules, blocks: bool) -> None:
+        self.rules, self.blocks = rules, blocks
+        self.half = rules.base != "fp32"
         self.stored: dict[str, Stored] = {}
         self._quantized: dict[str, tuple[Array, ...]] = {}
         self._count = 0
@@ -108,12 +109,14 @@ class WeightStore:
         """A matrix [O, I], or a table of rows, as the scheme stores it."""
         form = self._form(weight, data)
         if form is None:
-            small = self.scheme not in ("fp32", "fp16")
+            small = self.rules.of_matrix(weight.parts) not in ("fp32", "fp16")
             return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "")
         source = digest(data)
         if source not in self._quantized:
             try:
-                self._quantized[source] = tuple(t.numpy() for t in form.quantize(torch.from_numpy(data)))
+                values, extra = (t.numpy() for t in form.quantize(torch.from_numpy(data)))
+                # What an op gives is of its scales' or levels' type.
+                self._quantized[source] = values, extra.astype(self.dtype)
             except ValueError as fault:
                 raise too_large(weight, str(fault)) from fault
         values, extra = self._quantized[source]
@@ -133,12 +136,12 @@ class WeightStore:
 
     def _form(self, weight: Weight, data: npt.NDArray[np.float32]) -> Form | None:
         """What the scheme makes of a matrix, or None for a float."""
-        if self.scheme in ("fp32", "fp16") or data.size < SMALL:
+        scheme, columns = self.rules.of_matrix(weight.parts), data.shape[1]
+        if scheme in ("fp32", "fp16") or data.size < SMALL:
             return None
-        columns = data.shape[1]
-        if self.scheme == "int8":
+        if scheme == "int8":
             return Form("int", 8, columns)
-        if self.scheme == "int4":
+        if scheme == "int4":
             return Form("int", 4, math.gcd(BLOCK, columns))
         # A palette serves rows of one checkpoint tensor only, so that its levels don't depend on what lies beside it.
         return Form("palette", 4, math.gcd(GROUP, *(p.elements // columns for p in weight.parts)))

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
@@ -33,11 +34,11 @@ class CoremlTarget:
     fixed_shapes = True
     runtime = "evaluator"
 
-    def folds_into_matrices(self, weights: str) -> bool:
+    def folds_into_matrices(self, weights: Rules) -> bool:
         """Only in float32: a scaled half isn't the checkpoint's, and levels are rounded from the checkpoint's."""
-        return weights == "fp32"
+        return weights.schemes == ("fp32",)
 
-    def activations(self, weights: str) -> None:
+    def activations(self, weights: Rules) -> None:
         """Inputs of products are never rounded to integers."""
         return
 
@@ -46,9 +47,9 @@ class CoremlTarget:
         assert system is not None
         return max(layout.side for layout in contract.layouts(states, contract.stateful(system)))
 
-    def half(self, weights: str) -> bool:
+    def half(self, weights: Rules) -> bool:
         """In all schemes but float32, as they compute in half precision."""
-        return weights != "fp32"
+        return weights.base != "fp32"
 
     def compile(
         self,
@@ -166,7 +167,7 @@ def _notes(
         notes.append("without states, which begin with iOS 18: caches are inputs, and the host writes new rows")
         if packages > 1:
             notes.append(f"{packages} packages, since one has one function before iOS 18; each holds all weights")
-    elif options.weights == "fp32":
+    elif options.weights.base == "fp32":
         notes.append("states are in half precision, which is all that Core ML has; float32 holds for everything else")
     return notes
 

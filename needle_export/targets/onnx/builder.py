@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnx_ir.convenience
 
+from needle_export.config.rules import Rules
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
 from needle_export.targets.constants import short_name, too_large
 from needle_export.targets.onnx.store import Stored, Weights
@@ -80,12 +81,12 @@ class Builder:
     """One ONNX graph under construction."""
 
     def __init__(
-        self, program: Program, store: Weights, feature: Features, scheme: str, data_name: str
+        self, program: Program, store: Weights, feature: Features, rules: Rules, data_name: str
     ) -> None:
         self.program = program
         self.store = store
         self.feature = feature
-        self.scheme = scheme
+        self.rules = rules
         self.data_name = data_name
         self.rows = program.rows
         self.nodes: list[ir.Node] = []
@@ -187,15 +188,15 @@ class Builder:
         Raises:
             Unsupported: a value is beyond half precision, where that is asked for.
         """
-        reason = ""
-        if self.scheme != "fp32" and data.dtype == np.float32:
-            reason = _why_float(weight, self.scheme)
+        reason, scheme = "", self.rules.of(weight.parts)
+        if scheme != "fp32" and data.dtype == np.float32:
+            reason = _why_float(weight, scheme)
             if not reason:
                 with np.errstate(over="ignore"):  # told in the next line
                     data = data.astype(np.float16)
                 if not np.isfinite(data).all():
                     raise too_large(weight, "a value is beyond half precision")
-                reason = "" if self.scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
+                reason = "" if scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
         key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
@@ -208,7 +209,8 @@ class Builder:
     def small(self, weight: Weight) -> ir.Value:
         """A few numbers of a weight that was made for one op, in float32."""
         name, data = short_name(weight.name), weight.value.numpy()
-        return self.part(self.store.add(name, data, weight.parts, _FEW if self.scheme != "fp32" else ""), data.shape)
+        reason = _FEW if self.rules.of(weight.parts) != "fp32" else ""
+        return self.part(self.store.add(name, data, weight.parts, reason), data.shape)
 
     def number(self, node: FxNode) -> float:
         """The value of a scalar weight."""

@@ -293,6 +293,12 @@ def getitem(b: Builder, n: FxNode) -> None:
     b.env[n] = results[n.args[1]]
 
 
+def concat(b: Builder, n: FxNode) -> None:
+    """Values behind each other: of projections that are stored in several formats."""
+    axis = n.args[1] if len(n.args) > 1 else 0
+    b.put(n, b.op("Concat", *[b.get(v) for v in n.args[0]], axis=axis % len(b.dims_of(n))))
+
+
 def ignored(b: Builder, n: FxNode) -> None:
     """T as a number: shapes carry it, nothing is computed."""
 
@@ -328,4 +334,5 @@ LOWERINGS: dict[object, Lowering] = {
     aten.slice.Tensor: slice_,
     aten.select.int: select,
     aten.split_with_sizes.default: split,
+    aten.cat.default: concat,
 }

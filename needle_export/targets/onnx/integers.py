@@ -1,6 +1,6 @@
 """Integer weights in ONNX Runtime's own ops: MatMulNBits multiplies by them, GatherBlockQuantized reads their rows.
 
-Both read the same bytes: unsigned levels, two to a byte where they have four bits, the first in the lower half, and a
+Both read the same bytes: unsigned levels, as many to a byte as fit, the first in its lowest bits, and a
 float32 scale for each run of columns of a row. A tied embedding lies in the file once.
 """
 
@@ -37,8 +37,8 @@ _ACCURACY = 4
 
 
 def form_of(b: Builder, weight: Weight, rows: int, columns: int) -> Form | None:
-    """How a matrix [O, I] is stored under the builder's scheme, or None where it stays a float."""
-    bits = BITS.get(b.scheme)
+    """How a matrix [O, I] is stored under its scheme, or None where it stays a float."""
+    bits = BITS.get(b.rules.of_matrix(weight.parts))
     block = math.gcd(BLOCK, columns)
     if bits is None or weight.folded or rows * columns < MATRIX or block < _LEAST:
         return None
@@ -130,7 +130,8 @@ def _stored(
 def _packed(values: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
     """Levels about 0 as unsigned ones about half their range, [O, I * bits / 8]."""
     levels: NDArray[np.uint8] = (values.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
-    if bits == 8:
-        return levels
-    packed: NDArray[np.uint8] = (levels[:, 0::2] | (levels[:, 1::2] << 4)).astype(np.uint8)
+    each = 8 // bits
+    packed = np.zeros((len(levels), levels.shape[1] // each), np.uint8)
+    for place in range(each):
+        packed |= levels[:, place::each] << np.uint8(place * bits)
     return packed

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
 from needle_export.targets.onnx import attention, elementwise, fused
@@ -27,7 +28,7 @@ def lower(
     *,
     name: str,
     opset: int,
-    weights: str,
+    weights: Rules,
     data_name: str,
     metadata: Mapping[str, str],
 ) -> ir.Model:
@@ -35,7 +36,7 @@ def lower(
 
     Args:
         inputs, outputs: ports by the program's input and output names.
-        weights: scheme.
+        weights: which scheme every weight has.
 
     Raises:
         Unsupported: an op that has no lowering, by name.

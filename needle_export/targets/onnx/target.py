@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from needle_export.config.options import OWN_OPS_SCHEMES
+from needle_export.config.rules import Rules
 from needle_export.targets.base import (
     Compiled,
     Facts,
@@ -52,19 +53,19 @@ class OnnxTarget:
     fixed_shapes = False
     runtime = "onnxruntime"
 
-    def folds_into_matrices(self, weights: str) -> bool:
+    def folds_into_matrices(self, weights: Rules) -> bool:
         """Only in float32: a scaled half is not the checkpoint's half any more, and integers are of its own numbers."""
-        return weights == "fp32"
+        return weights.schemes == ("fp32",)
 
-    def activations(self, weights: str) -> Activations | None:
+    def activations(self, weights: Rules) -> Activations | None:
         """Products with integers round their inputs, run by run; all else is float32."""
-        return "blocks" if weights in OWN_OPS_SCHEMES else None
+        return "blocks" if set(weights.schemes) & set(OWN_OPS_SCHEMES) else None
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1
 
-    def half(self, weights: str) -> bool:
+    def half(self, weights: Rules) -> bool:
         """Never: small vectors are float32 in every scheme."""
         return False
 
@@ -129,7 +130,7 @@ class OnnxTarget:
                 "attention is FusedMatMul, Softmax, FusedMatMul over the rows in use, which is faster than the"
                 " Attention op at every length measured"
             )
-        if options.weights == "fp16":
+        if "fp16" in options.weights.schemes:
             notes.append(
                 f"fp16 weights, float32 arithmetic: the runtime widens the matrices when it loads them, so {widened}"
                 " Cast nodes of the decode graph never run, and memory is that of float32"

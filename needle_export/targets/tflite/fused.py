@@ -155,10 +155,10 @@ def kronecker(b: Builder, n: FxNode) -> None:
 def scaled_linear(b: Builder, n: FxNode) -> None:
     """A product with factor and bias; in schemes that scale behind the op, one for all that read the same."""
     x = n.args[0]
-    if b.store.scheme == "fp32":
+    readers = [u for u in x.users if u.target is n.target]
+    if all(b.store.rules.of(b.program.weights[r.args[1].name].parts) == "fp32" for r in readers):
         b.put(n, _scaled(b, x, [n]))
         return
-    readers = [u for u in x.users if u.target is n.target]
     if n is readers[0] and len(readers) > 1:
         # Those that a sigmoid follows side by side, so that it is one op.
         gates = [r for r in readers if sigmoid_of(r) is not None]

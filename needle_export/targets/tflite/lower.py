@@ -12,6 +12,7 @@ from litert_converter.mlir._mlir_libs import converter_api_ext
 from litert_converter.mlir.dialects import func
 from litert_torch.backend import export, export_utils, lowerings
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
 from needle_export.targets.ports import CONTRACT_KEY, Port
@@ -101,11 +102,11 @@ class Exporter:
 
 
 @contextlib.contextmanager
-def exporter(scheme: str) -> Iterator[Exporter]:
+def exporter(rules: Rules) -> Iterator[Exporter]:
     """An exporter in an MLIR context of its own."""
     context = export_utils.create_ir_context()
     with context:
-        yield Exporter(WeightStore(scheme), context)
+        yield Exporter(WeightStore(rules), context)
 
 
 def _results(b: Builder, program: Program, outputs: tuple[Port, ...]) -> list[Ref]:

@@ -36,7 +36,7 @@ def probe_absorb(b: Builder, n: FxNode) -> None:
     cells, probes, count, best, total, pool, scale = n.args
     many = b.rows > 1
     weight = b.program.weights[probes.name]
-    reason = "" if b.store.scheme == "fp32" else _FLOAT
+    reason = "" if b.store.rules.of(weight.parts) == "fp32" else _FLOAT
     scaled = b.store.plain(weight, weight.value.numpy() * np.float32(scale), reason)
     read = b.get(cells)
     if many:

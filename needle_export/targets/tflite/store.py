@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from litert_converter.mlir import ir
 
+from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets import constants
 from needle_export.targets.constants import short_name
@@ -52,8 +53,8 @@ class Matrix:
 class WeightStore:
     """Makes constants for all signatures of one file; equal bytes become one attribute and one buffer."""
 
-    def __init__(self, scheme: str) -> None:
-        self.scheme = scheme
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         #: By digest of the stored bytes.
         self.stored: dict[str, Stored] = {}
         self._attributes: dict[tuple[str, str, tuple[int, ...]], Any] = {}
@@ -82,12 +83,13 @@ class WeightStore:
         """
         from needle_export.targets.views import Ref
 
-        reason = self._why_float(weight, data.size)
-        if self.scheme == "fp32" or reason:
+        scheme = self.rules.of_matrix(weight.parts)
+        reason = _why_float(scheme, weight, data.size)
+        if scheme == "fp32" or reason:
             data = data if factor is None else data * factor[:, None]
             with _called(weight, weight.folded or factor is not None):
                 return Matrix(self.plain(weight, data, reason), None)
-        if self.scheme == "fp16":
+        if scheme == "fp16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
             self._note(digest, Stored(short_name(weight.name), "float16", weight.parts))
@@ -120,15 +122,6 @@ class WeightStore:
         self._note(digest, Stored(f"{short_name(weight.name)}.scales", "float32", shared))
         return Matrix(Ref(value, data.shape), scales)
 
-    def _why_float(self, weight: Weight, size: int) -> str:
-        if self.scheme == "fp32":
-            return ""
-        if self.scheme == "fp16" and weight.folded:
-            return "constants were folded into it, so its values are not the checkpoint's halves"
-        if size < SMALL:
-            return "small: converting its input at every step would cost more than the bytes"
-        return ""
-
     def _attribute(self, data: npt.NDArray[Any]) -> tuple[Any, Any, str]:
         data = np.ascontiguousarray(data).reshape(data.shape)
         digest = constants.digest(data)
@@ -144,6 +137,17 @@ class WeightStore:
         if known.dtype == stored.dtype:
             new = tuple(p for p in stored.parts if p not in known.parts)
             self.stored[digest] = replace(known, parts=(*known.parts, *new))
+
+
+def _why_float(scheme: str, weight: Weight, size: int) -> str:
+    """Why a matrix stays float32 under its scheme, or empty."""
+    if scheme == "fp32":
+        return ""
+    if scheme == "fp16" and weight.folded:
+        return "constants were folded into it, so its values are not the checkpoint's halves"
+    if size < SMALL:
+        return "small: converting its input at every step would cost more than the bytes"
+    return ""
 
 
 def _constant(op: str, kind: Any, **attributes: Any) -> Any:

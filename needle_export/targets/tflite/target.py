@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, UsageError
 from needle_export.targets.base import (
     Compiled,
@@ -49,19 +50,19 @@ class TfliteTarget:
     fixed_shapes = True
     runtime = "ai-edge-litert"
 
-    def folds_into_matrices(self, weights: str) -> bool:
+    def folds_into_matrices(self, weights: Rules) -> bool:
         """Only in float32: a scaled half isn't the checkpoint's, and int8 rows are rounded from the checkpoint's."""
-        return weights == "fp32"
+        return weights.schemes == ("fp32",)
 
-    def activations(self, weights: str) -> str | None:
+    def activations(self, weights: Rules) -> str | None:
         """XNNPACK's rounding of inputs, for int8."""
-        return "asymmetric" if weights == "int8" else None
+        return "asymmetric" if "int8" in weights.schemes else None
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1
 
-    def half(self, weights: str) -> bool:
+    def half(self, weights: Rules) -> bool:
         """Never: small vectors are float32 in every scheme."""
         return False
 
@@ -108,8 +109,7 @@ class TfliteTarget:
             f"needs a runtime with the ops of TensorFlow Lite {oldest_runtime(path)} or newer",
             "no custom op, nothing above four dimensions; groups of keys and values are never repeated",
         ]
-        if options.weights in _SCHEME_NOTES:
-            notes.append(_SCHEME_NOTES[options.weights])
+        notes += [_SCHEME_NOTES[s] for s in options.weights.schemes if s in _SCHEME_NOTES]
         return Compiled(
             files=[contract.FILE_NAME],
             weights=weights,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import Part
 from needle_export.targets.base import WeightShare
@@ -85,7 +86,7 @@ def test_a_weight_that_the_converter_changed_is_refused(changed: np.ndarray, mod
 
 def test_equal_bytes_stand_for_every_tensor_that_has_them() -> None:
     # Two blocks may hold the same matrix; the reference must round both.
-    store, parts = WeightStore("int8"), [Part(f"kernel {i}", "content", i, 6) for i in range(2)]
+    store, parts = WeightStore(Rules("int8")), [Part(f"kernel {i}", "content", i, 6) for i in range(2)]
     for part in (*parts, parts[0]):
         store._note("same", Stored("kernel", "int8", (part,)))
     store._note("same", Stored("bias", "float32", (Part("bias", "content", 0, 6),)))

@@ -15,6 +15,7 @@ import torch
 from needle_export.checkpoint.geometry import SMALL, Geometry
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.targets.ports import CONTRACT_KEY, entry_name
 from needle_export.targets.tflite import contract
 from needle_export.targets.tflite.analysis import count_ops, metadata, partitions, read_graph
@@ -40,7 +41,7 @@ def build(folder: Path, geometry: Geometry, heads: tuple[str, ...], *, scheme: s
     compiler = Compiler(sample_checkpoint(folder, geometry), CONTEXT, NullProgress(), heads)
     compiler.fold_into_matrices = scheme == "fp32"
     states, vocab, path = compiler.states, geometry.head_vocab, folder / contract.FILE_NAME
-    with exporter(scheme) as target:
+    with exporter(Rules(scheme)) as target:
         for rows in (1, BUCKET):
             program = compiler.program(rows)
             prepare(program, scheme == "fp32")

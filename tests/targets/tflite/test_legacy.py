@@ -16,6 +16,7 @@ import pytest
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, UsageError
 from needle_export.measure import parity
 from needle_export.targets.base import RuntimeRefused
@@ -65,7 +66,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, compiler: Compiler) -> dict
     found = {}
     for scheme in ("fp32", "fp16", "int8"):
         found[scheme] = folder / f"{scheme}.tflite"
-        with exporter(scheme) as target:
+        with exporter(Rules(scheme)) as target:
             for rows in (1, BUCKET):
                 program = compiler.program(rows)
                 prepare(program, False)

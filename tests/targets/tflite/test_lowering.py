@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.compile import Compiler
+from needle_export.config.rules import Rules
 from needle_export.graph import reference
 from needle_export.graph.ops import op
 from needle_export.graph.program import Part, Program, Weight
@@ -200,7 +201,7 @@ class One:
         wanted = {f"out_{i}": self.values[node] for i, node in enumerate(results)}
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         program, path = Program(module, held, tuple(self.inputs), tuple(wanted), rows), folder / "one.tflite"
-        with exporter("fp32") as made:
+        with exporter(Rules("fp32")) as made:
             made.add("decode", program, rows, _ports(self.inputs), _ports(wanted))
             made.write(path, "{}")
         runner = interpreters.Interpreter(str(path), num_threads=1).get_signature_runner("decode")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import Part, Weight
 
@@ -23,7 +24,7 @@ def test_a_matrix_beyond_half_precision(scheme: str) -> None:
 
     large = weight(1e9, 128, 128)
     with pytest.raises(Unsupported) as refused:
-        WeightStore(scheme, True).matrix(large, large.value.numpy())
+        WeightStore(Rules(scheme), True).matrix(large, large.value.numpy())
     assert refused.value.where == "stack/some" and "beyond half precision" in refused.value.what
     assert refused.value.fix == "build with --weights fp32" and refused.value.exit_code == 5
 
@@ -34,4 +35,4 @@ def test_a_vector_beyond_half_precision() -> None:
     # The largest half is 65,504; from 65,520 on a number rounds to infinity.
     large = weight(65520.0, 4)
     with pytest.raises(Unsupported, match="a value is beyond half precision"):
-        WeightStore("fp16", True).plain(large, large.value.numpy())
+        WeightStore(Rules("fp16"), True).plain(large, large.value.numpy())
