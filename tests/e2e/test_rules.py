@@ -16,7 +16,7 @@ MIXES = [
     ("onnx", "int4", ("content=int8", "engrams/*_proj/*=int2"), {"content": "int8", "routing": "int4"}),
     # Every projection by itself: nothing is left to merge.
     ("onnx", "fp32", ("*/q_proj/*=int8", "*/k_proj/*=int4", "*/v_proj/*=fp16"), {"vocabulary": "", "memory": ""}),
-    ("coreml", "int4", ("content=int8", "memory=palette4"), {"content": "int8", "memory": "palette4", "routing": "int4"}),
+    ("coreml", "int4", ("content=int8", "memory=palette4"), {"content": "int8", "memory": "palette4"}),
     ("coreml", "fp32", ("content=int8", "vocabulary=int4"), {"content": "int8", "vocabulary": "int4", "memory": ""}),
     ("tflite", "fp16", ("content=int8",), {"content": "int8", "memory": "float16"}),
 ]
@@ -31,7 +31,8 @@ def checkpoint(tmp_path_factory):
 
 def options(checkpoint, out, target, base, rules, **more):
     parsed = tuple(Rule.parse(r) for r in rules)
-    return BuildOptions(str(checkpoint), out, target=target, weights=base, rules=parsed, context=64, bench=False, **more)
+    more |= {"context": 64, "bench": False}
+    return BuildOptions(str(checkpoint), out, target=target, weights=base, rules=parsed, **more)
 
 
 def stored(report):
@@ -57,7 +58,7 @@ def test_a_mix_is_stored_as_its_rules_say(checkpoint, tmp_path, target, base, ru
         if "/" in pattern:
             forms = {f for s, _, f in found if Rule(pattern, scheme).matches(s, "")}
             assert forms and all(f.startswith({"fp16": "float16"}.get(scheme, scheme)) for f in forms), rule
-    merged = artifact.fusion["merge_projections"] if "merge_projections" in artifact.fusion else None
+    merged = artifact.fusion.get("merge_projections")
     assert merged is None or merged.fused == merged.expected
     if (target, base) == ("onnx", "int4"):
         assert artifact.nodes.by_op["Concat"] and pipeline.verify(

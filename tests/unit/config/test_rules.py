@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+
 from needle_export.config.rules import Rule, Rules
 from needle_export.errors import UsageError
 
