@@ -31,6 +31,7 @@ GROUND = frozenset({"errors", "config", "__version__"})
 
 #: Vocabulary that stages share: (importing module, imported module) by prefix, and why.
 SHARED = {
+    ("checkpoint", "weights.cq"): "what the levels and norms of a container's matrices stand for; numpy alone",
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
     ("model.dynamic", "weights"): "what a runtime computes with integer weights, which the reference follows",
     ("targets.onnx", "weights"): "how a matrix is rounded, and the inputs of its products, the same for every target",

@@ -17,16 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.checkpoint.cq import (
-    MAX_GROUP,
-    MIN_GROUP,
-    TERNARY,
-    PackedTensor,
-    analytic_codebook,
-    has_invalid_crumbs,
-    padded,
-    row_bytes,
-)
+from needle_export.checkpoint.cq import MAX_GROUP, MIN_GROUP, PackedTensor, has_invalid_crumbs, row_bytes
 from needle_export.checkpoint.dimensions import ENGRAM_CONV_TAPS, Geometry, HeadGeometry
 from needle_export.checkpoint.loaded import Checkpoint, Permutations, Source, standard_permutations
 from needle_export.checkpoint.tokenizer import parse_tokenizer
@@ -43,6 +34,8 @@ from needle_export.checkpoint.walk import (
     head_slots,
 )
 from needle_export.errors import BadInput
+from needle_export.weights.cq import TERNARY, padded
+from needle_export.weights.cq import codebook as analytic_codebook
 
 TAG = 0x05E12A84
 NEEDLE2_TAG = 0x05E12A83

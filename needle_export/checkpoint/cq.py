@@ -1,4 +1,4 @@
-"""Codebook quantisation: how a container stores matrices, and how to get numbers back.
+"""Codebook weights as a container stores them: packed indices and norms.
 
 A [out, in] matrix is cut along ``in`` (zero-padded to whole groups) into groups of g elements. A group
 is ``w = (codebook[idx] * norm) @ H`` with one index an element, one float16 norm a group and H the
@@ -8,19 +8,15 @@ description in the public cactus-needle package, ``needle.model.export``.
 
 from __future__ import annotations
 
-import functools
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-TERNARY = 5
-"""Record code of three-level weights: two bits an element, holding -1, 0 or +1 in two's complement."""
+from needle_export.weights.cq import TERNARY, decode, padded
 
 MIN_GROUP, MAX_GROUP = 8, 1024
 
-_TERNARY_LEVEL = 1.2240064
 # Rows expanded at a time: index, unit and product arrays of a slice stay small beside the result.
 _SLICE_ELEMENTS = 1 << 20
 
@@ -33,38 +29,6 @@ def index_bits(bits: int) -> int:
 def row_bytes(in_pad: int, bits: int) -> int:
     """Packed bytes of one row of ``in_pad`` indices."""
     return in_pad * index_bits(bits) // 8
-
-
-def padded(in_dim: int, group: int) -> int:
-    """``in_dim`` rounded up to whole groups."""
-    return -(-in_dim // group) * group
-
-
-@functools.lru_cache(maxsize=4)
-def hadamard(group: int) -> NDArray[np.float32]:
-    """Normalised Walsh-Hadamard matrix [group, group], ``group`` a power of two.
-
-    Built by doubling in float32 and divided by sqrt(group) once, so that entries carry the same bits
-    as those the format's own reader uses.
-    """
-    matrix = np.ones((1, 1), np.float32)
-    while len(matrix) < group:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    scaled: NDArray[np.float32] = (matrix / np.sqrt(group)).astype(np.float32)
-    scaled.flags.writeable = False
-    return scaled
-
-
-def analytic_codebook(bits: int, group: int) -> NDArray[np.float32]:
-    """The codebooks that no header carries: 1 bit (the half-normal mean) and ternary.
-
-    Raises:
-        KeyError: for any other width.
-    """
-    half_normal = math.sqrt(2.0 / math.pi)
-    levels = {1: [-half_normal, half_normal], TERNARY: [-_TERNARY_LEVEL, 0.0, _TERNARY_LEVEL]}[bits]
-    scaled: NDArray[np.float32] = (np.array(levels) / np.sqrt(group)).astype(np.float32)
-    return scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,16 +71,11 @@ class PackedTensor:
         """The matrix, float32 [out, in], bit for bit what the format's own reader returns."""
         out, in_dim = self.shape
         result = np.empty((out, in_dim), np.float32)
-        rotation = hadamard(self.group)
         step = max(1, _SLICE_ELEMENTS // self.in_pad)
         for start in range(0, out, step):
             rows = slice(start, min(start + step, out))
             index = unpack(self.packed[rows], self.bits, self.in_pad)
-            unit = self.codebook[index].reshape(len(index), -1, self.group)
-            unit *= self.norms[rows].astype(np.float32)[:, :, None]
-            # One product of [groups, g] @ [g, g] a row: the shape decides the order of the BLAS sums,
-            # and with it the last bit, so rows must not be merged into one large product.
-            result[rows] = (unit @ rotation).reshape(len(index), self.in_pad)[:, :in_dim]
+            result[rows] = decode(index, self.norms[rows], self.codebook)[:, :in_dim]
         return result
 
     def rows(self, start: int, stop: int, name: str) -> PackedTensor:

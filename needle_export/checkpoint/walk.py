@@ -12,10 +12,11 @@ from enum import Enum
 
 import numpy as np
 
-from needle_export.checkpoint.cq import TERNARY, PackedTensor
+from needle_export.checkpoint.cq import PackedTensor
 from needle_export.checkpoint.dimensions import COND_RANK, HEAD_NAMES, Geometry, HeadGeometry
 from needle_export.checkpoint.layout import ATTENTION, BLOCK, MLP, head_shapes, tensor_shapes
 from needle_export.checkpoint.store import Array, Entry, TensorStore
+from needle_export.weights.cq import TERNARY
 
 HEAD_CODES = dict(enumerate(HEAD_NAMES, start=1))
 """Codes of the probe heads in a container's list of heads."""

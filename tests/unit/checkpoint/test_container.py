@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from needle_export.checkpoint.checkpoint import drop_head, read_checkpoint
-from needle_export.checkpoint.cq import (
-    TERNARY,
-    PackedTensor,
-    analytic_codebook,
-    hadamard,
-    has_invalid_crumbs,
-    unpack,
-)
+from needle_export.checkpoint.cq import PackedTensor, has_invalid_crumbs, unpack
 from needle_export.checkpoint.geometry import SMALL, Geometry, optional_shapes, tensor_shapes
 from needle_export.checkpoint.sample import make_sample
+from needle_export.weights.cq import TERNARY, hadamard
 from tests.support.containers import container_bytes, rough_books, tokenizer_blob
 from tests.support.geometries import VARIANTS
 
@@ -114,24 +108,12 @@ def test_slices_of_rows_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(tensor.rows(10, 20, "u").dequantize(), whole[10:20])
 
 
-@pytest.mark.parametrize("group", [8, 16, 128, 1024])
-def test_hadamard_is_symmetric_and_orthonormal(group: int) -> None:
-    matrix = hadamard(group)
-    np.testing.assert_array_equal(matrix, matrix.T)
-    np.testing.assert_allclose(matrix @ matrix, np.eye(group), atol=1e-5)
-    assert not matrix.flags.writeable
-
-
 def test_ternary_crumbs() -> None:
     stream = np.array([[0b01_00_11_00, 0b11_11_01_01]], np.uint8)
     assert unpack(stream, TERNARY, 8).tolist() == [[1, 0, 1, 2, 2, 2, 0, 0]]
     assert not has_invalid_crumbs(stream)
     for shift in (0, 2, 4, 6):
         assert has_invalid_crumbs(np.array([2 << shift], np.uint8))
-    assert analytic_codebook(TERNARY, 4).tolist() == pytest.approx([-0.6120032, 0, 0.6120032])
-    assert analytic_codebook(1, 4).tolist() == pytest.approx([-0.3989423, 0.3989423])
-    with pytest.raises(KeyError):
-        analytic_codebook(2, 4)
 
 
 def test_kv_settings_and_permutations_are_kept(tmp_path: Path) -> None:
