@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from needle_export.config.progress import Progress
 from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
-from needle_export.graph.program import Program
+from needle_export.graph.program import Part, Program, Weight
 from needle_export.graph.promises import check, check_head, promises
 from needle_export.graph.run import Stepper, round_floats
 from needle_export.graph.spec import check_rewritten, check_traced
@@ -31,7 +31,7 @@ from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
-from needle_export.targets.base import Runner, StoredWeight
+from needle_export.targets.base import StoredWeight
 from needle_export.weights.forms import Form
 from needle_export.weights.scheme import Activations, Scheme
 
@@ -45,6 +45,28 @@ _JITTERS = 3
 
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
+
+
+class Formats(Protocol):
+    """Which weights have which number format; see ``codebooks.Codebooks``."""
+
+    rules: Rules
+
+    def __bool__(self) -> bool:
+        """Whether any is in codebook form."""
+
+    def format_of(self, parts: Sequence[Part]) -> str:
+        """Of a weight by its parts."""
+
+    def format(self, source: str, role: str) -> str:
+        """Of a checkpoint tensor."""
+
+    def of(self, weight: Weight) -> Sequence[Any] | None:
+        """A weight's codes, if it has any."""
+
+
+def _none(*of: object) -> str:
+    return ""
 
 
 class Compiler:
@@ -77,8 +99,10 @@ class Compiler:
             )
         self.max_chunk = max(2, min([context, MAX_CHUNK, *rings]))
         self.fold_into_matrices = False
-        #: Matrices of several schemes aren't merged.
-        self.rules = Rules("fp32")
+        #: Whether weights in codebook form are programs' codes, with rotations around them, or plain numbers.
+        self.rotate = True
+        #: Which weights have which number format; None: all are floats.
+        self.formats: Formats | None = None
         self.scheme_loss: dict[str, float] | None = None
         self.scheme = Scheme()
         self._quantized: dict[int, list[Quantized]] = {}
@@ -92,8 +116,8 @@ class Compiler:
         with progress.stage("load the reference"):
             self.net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations).eval()
 
-    def use_rules(self, rules: Rules, fold: bool) -> None:
-        """Make programs for these schemes.
+    def use_formats(self, formats: Formats, fold: bool) -> None:
+        """Make programs for these number formats.
 
         Args:
             fold: whether matrices may take constant factors.
@@ -102,8 +126,8 @@ class Compiler:
             UsageError: a rule matches no tensor.
         """
         sources = parameter_sources(Step(self.net, self.context, self.heads)).values()
-        rules.check({(source, role) for source, role, _ in sources})
-        self.rules, self.fold_into_matrices = rules, fold
+        formats.rules.check({(source, role) for source, role, _ in sources})
+        self.formats, self.fold_into_matrices = formats, fold
 
     # --- programs ----------------------------------------------------------------------------------
 
@@ -113,7 +137,7 @@ class Compiler:
         Raises:
             FusionFailed: a promised rewrite fired too seldom; names the first block that lacks it, and why.
         """
-        geometry = self.checkpoint.geometry
+        geometry, formats = self.checkpoint.geometry, self.formats
         step = Step(self.net, self.context, self.heads)
         phase = {1: "decode", None: "prefill"}.get(rows, f"prefill_{rows}")
         with self.progress.stage(f"trace {phase}"):
@@ -124,13 +148,15 @@ class Compiler:
         orders = geometry.engram_orders if geometry.engram_layers else ()
         passes = pipeline(
             (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices, bool(self.heads),
-            self.rules.of,
+            _none if formats is None else formats.format_of,
+            formats.of if formats and self.rotate else None,
         )
         check_traced(program)
         fired = self._rewrite(program, passes, phase)
         self.places[phase], self.left[phase] = fired.places, fired.left
         # Before the legal ops: what wasn't fused is illegal too, but the promise knows the reason.
-        check(geometry, fired.counts, fired.places, fired.left, len(self.heads), self.rules.scheme)
+        named = _none if formats is None else formats.format
+        check(geometry, fired.counts, fired.places, fired.left, len(self.heads), named)
         check_rewritten(program)
         return program
 
@@ -174,7 +200,8 @@ class Compiler:
         A rewrite that no geometry owes is expected where it fired or where it looked and refused.
         """
         layers = self.checkpoint.geometry.num_layers
-        owed = promises(self.checkpoint.geometry, len(self.heads), self.rules.scheme)
+        format_of = _none if self.formats is None else self.formats.format
+        owed = promises(self.checkpoint.geometry, len(self.heads), format_of)
         counts = {phase: Counter(n for n, _ in places) for phase, places in self.places.items()}
         tried = {n for c in counts.values() for n in c} | {x.op for left in self.left.values() for x in left}
         table = {}
@@ -258,8 +285,10 @@ class Compiler:
             else:
                 round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
         if scheme.half:
-            # Traced anew, so that constants are folded into the rounded weights.
+            # Traced anew, so that constants are folded into the rounded weights; codes are numbers to the reference.
+            self.rotate, told = False, (dict(self.places), dict(self.left))
             self.stored_program = self.program(None)
+            self.places, self.left = told
             round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
         with torch.inference_mode(), self.products():
             after = self._logits(probe)
@@ -346,37 +375,15 @@ class Compiler:
     def _cut(self, state: Mapping[str, torch.Tensor], rows: int) -> dict[str, NDArray[Any]]:
         return {s.name: (state[s.name][:rows] if s.cache else state[s.name]).numpy() for s in self.states}
 
-    def _streams(self, tokens: torch.Tensor, count: int) -> list[torch.Tensor]:
+    def streams(self, tokens: NDArray[np.int64], count: int) -> list[NDArray[np.float32]]:
         """The stream behind each block [T, n, C], of the first ``count`` tokens at least."""
-        if self.stored_program is None:
-            return list(self.net.streams(tokens)[1:])
-        stepper = self._stepper()
-        chunks = [stepper.chunk(piece)[1] for piece in stepper.pieces(tokens[: max(count, 2)].numpy())]
-        # A block whose stream nothing reads is left out, as the artifact leaves it out.
-        return [torch.cat([c[block] for c in chunks]) for block in sorted(chunks[0])]
-
-    def locate(self, runner: Runner, case: parity.Case, tolerance: float) -> str:
-        """Where an artifact leaves the reference: run it with its streams shown and compare block by block."""
-        # One call each: a runner shows the streams of its last call.
-        first = min(case.prompt, runner.max_chunk)
         with torch.inference_mode(), self.products():
-            streams = self._streams(torch.from_numpy(case.tokens), first + 1)
-        for phase, at in (("prefill", slice(0, first)), ("decode", slice(first, first + 1))):
-            if phase == "prefill":
-                runner.reset()
-            runner.feed(case.tokens[at])
-            found = runner.streams()
-            for index, stream in enumerate(streams):
-                want = stream[at].numpy()
-                if index not in found:
-                    continue
-                worst = float(np.abs(found[index].reshape(want.shape) - want).max()) / max(
-                    1.0, float(np.abs(want).max())
-                )
-                # Written so that NaN counts as a deviation.
-                if not worst <= tolerance:
-                    return f"in {phase}, block {index} (by {worst:.1e} of the stream's range)"
-        return "behind the last block that shows its stream: in the last block, the final norm or the head"
+            if self.stored_program is None:
+                return [s.numpy() for s in self.net.streams(torch.from_numpy(tokens))[1:]]
+            stepper = self._stepper()
+            chunks = [stepper.chunk(piece)[1] for piece in stepper.pieces(tokens[: max(count, 2)])]
+        # A block whose stream nothing reads is left out, as the artifact leaves it out.
+        return [torch.cat([c[block] for c in chunks]).numpy() for block in sorted(chunks[0])]
 
 
 def _integers(scheme: Scheme) -> dict[tuple[str, int], Callable[[torch.Tensor], Quantized]]:

@@ -22,6 +22,7 @@ from needle_export.config.progress import Progress
 from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.measure import parity, rounded, weights
+from needle_export.measure.locate import locate
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -51,6 +52,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
     Raises:
         NeedleExportError: whatever stopped it; then nothing was published.
     """
+    from needle_export.codebooks import Codebooks
     from needle_export.compile import Compiler
 
     with stage(options.out) as folder:
@@ -70,7 +72,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.heads,
             options.os,
         )
-        compiler.use_rules(options.schemes, target.folds_into_matrices(options.schemes))
+        compiler.use_formats(Codebooks(checkpoint, options.schemes), target.folds_into_matrices(options.schemes))
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
         compiler.use_stored_weights(
@@ -286,7 +288,7 @@ def _verify_new(
         measured = parity.compare(runner, cases, None, task.advance)
     fault = parity.judge(measured, tolerance)
     if fault:
-        spot = compiler.locate(target.open(folder, inner=True), cases[0], tolerance.logits)
+        spot = locate(target.open(folder, inner=True), compiler.streams, cases[0], tolerance.logits)
         raise VerificationFailed(
             f"{fault}; it goes wrong first {spot}", where=options.target, fix="nothing was published"
         )
@@ -318,6 +320,7 @@ def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArra
 
 def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progress) -> Compiler:
     """Of the build, with its reference under the artifact's scheme."""
+    from needle_export.codebooks import Codebooks
     from needle_export.compile import Compiler
 
     if report.checkpoint.lora:
@@ -332,7 +335,7 @@ def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progres
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
     compiler = Compiler(checkpoint, options.context, progress, options.heads)
-    compiler.use_rules(options.schemes, False)
+    compiler.use_formats(Codebooks(checkpoint, options.schemes), False)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler
 

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-PIPELINE = frozenset({"pipeline", "compile", "inspection", "provenance", "assemble", "runtimes", "timing"})
+PIPELINE = frozenset({"pipeline", "codebooks", "compile", "inspection", "provenance", "assemble", "runtimes", "timing"})
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -43,6 +43,8 @@ SHARED = {
     ("targets", "graph.ops"): "the ops that a target lowers",
     ("targets.tflite", "graph.reference"): "constants that a lowering writes down: the hash's, the score of padding",
     ("targets.tflite.store", "weights.int8"): "how an int8 weight is rounded, the same for every target",
+    ("targets.constants", "weights.codes"): "rows of several matrices in codebook form below each other",
+    ("targets.coreml.codebook", "graph.reference"): "the rotation's matrix, which a lowering writes down",
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
@@ -82,13 +84,10 @@ RUNTIMES = {
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-LOADED_LATE = frozenset(
-    [f"targets.onnx.{name}" for name in (*_LOWERING, "integers")]
-    + [f"targets.tflite.{name}" for name in (*_LOWERING, "probes", "store")]
-    + [f"targets.coreml.{name}" for name in (*_LOWERING, "store")]
-)
+_OWN = {"onnx": ("integers",), "tflite": ("probes", "store"), "coreml": ("codebook", "store")}
+LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
 
-#: Modules beside the targets, for all of them.
+#: Modules for all targets.
 COMMON = ("base", "constants", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.

@@ -40,6 +40,15 @@ class Scheme:
 _BLOCKS = "a float32 scale for 128 columns of a row; opset 24 only"
 _NO_PALETTE = "no kernel reads a table of levels"
 
+def _codes() -> dict[str, Held]:
+    """Where codes of a rotated group can lie."""
+    return {
+        "onnx": Held(why_not="not built yet"),
+        "tflite": Held(why_not=_NO_PALETTE),
+        "coreml": Held("indices into one float32 table, float16 norms outside, inputs rotated once; from iOS 18 on"),
+    }
+
+
 ALL = (
     Scheme("fp32", 32, "as they are", {
         "onnx": Held("float32"),
@@ -66,6 +75,10 @@ ALL = (
         "tflite": Held(why_not="no kernel reads two bits with a scale for a part of a row"),
         "coreml": Held(why_not="its blocks of integers have 4 or 8 bits; palettes can have 2"),
     }),
+    Scheme("cq4", 4, "the exporter's codes, from floats: 16 levels for a rotated group of 128 columns, and its length",
+           _codes()),
+    Scheme("cq2", 2, "the same with 4 levels", _codes()),
+    Scheme("codebook", 4, "a container's own codes, of the bits that it has: lossless", _codes()),
     Scheme("palette4", 4, "16 levels for a group of rows, placed where they cost least", {
         "onnx": Held(why_not=_NO_PALETTE),
         "tflite": Held(why_not=_NO_PALETTE),

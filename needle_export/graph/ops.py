@@ -35,6 +35,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "scaled_linear": lambda x, weight, bias, alpha: x.new_empty((*x.shape[:-1], weight.shape[1])),
     "row_dot": lambda a, b, scale: a.new_empty((*a.shape[:-1], 1)),
     "add_rms_norm": lambda x, skip, scale, eps: (torch.empty_like(x), torch.empty_like(x)),
+    "hadamard": lambda x, group: torch.empty_like(x),
     "probe_absorb": lambda cells, probes, count, best, total, pool, scale: (
         torch.empty_like(best),
         torch.empty_like(total),
@@ -58,6 +59,7 @@ _SCHEMAS: dict[str, str] = {
     "scaled_linear": "(Tensor x, Tensor weight, Tensor bias, Tensor alpha) -> Tensor",
     "row_dot": "(Tensor a, Tensor b, float scale) -> Tensor",
     "add_rms_norm": "(Tensor x, Tensor skip, Tensor scale, float eps) -> (Tensor, Tensor)",
+    "hadamard": "(Tensor x, int group) -> Tensor",
     "probe_absorb": "(Tensor cells, Tensor probes, Tensor count, Tensor best, Tensor total, Tensor pool,"
     " float scale) -> (Tensor, Tensor, Tensor)",
     "probe_answer": "(Tensor total, Tensor pool, Tensor gain, Tensor query, Tensor row_bias, Tensor kernel,"

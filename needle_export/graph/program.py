@@ -39,13 +39,17 @@ class Part:
 class Weight:
     """A constant of the program and what it is made of.
 
-    ``folded`` tells that arithmetic went into it, so that it is no longer a checkpoint tensor's values.
+    Attributes:
+        folded: arithmetic went into it, so that it is no longer a checkpoint tensor's values.
+        codes: of a weight in codebook form, ``weights.codes.Codes`` of each matrix that it stacks; its value is then
+            without their rotation.
     """
 
     name: str
     value: Tensor
     parts: tuple[Part, ...]
     folded: bool = False
+    codes: tuple[Any, ...] = ()
 
 
 @dataclass

@@ -55,6 +55,24 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=-1)
 
 
+def hadamard(x: Tensor, group: int) -> Tensor:
+    """Groups of the last axis times the normalised Walsh-Hadamard matrix, which is symmetric and its own inverse.
+
+    Args:
+        x: [..., D].
+        group: a power of two that divides D.
+
+    Returns:
+        [..., D].
+    """
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < group:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    turn = (matrix / group**0.5).to(x.dtype)
+    parts = x.reshape(*x.shape[:-1], -1, group)
+    return torch.matmul(parts, turn).reshape(x.shape)
+
+
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     """Sinkhorn's alternating normalisation in the log domain, rows first, columns last.
 

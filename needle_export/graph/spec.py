@@ -34,7 +34,7 @@ _VIEWS = frozenset(
 
 #: What every target must lower, and all that it will be handed.
 REWRITTEN = (
-    frozenset(op(name) for name in NAMES)
+    frozenset(op(name) for name in NAMES if name != "hadamard")
     | _SIZES
     | _VIEWS
     | {
@@ -58,6 +58,9 @@ REWRITTEN = (
 #: What a step may hold besides where it feeds probe heads: only targets that offer heads are handed such steps.
 PROBED = frozenset({aten.stack.default})
 
+#: What a program with weights in codebook form holds besides: only for targets that offer those schemes.
+ROTATED = frozenset({op("hadamard")})
+
 
 def check_traced(program: Program) -> None:
     """A traced program holds ATen ops only.
@@ -71,13 +74,13 @@ def check_traced(program: Program) -> None:
 
 
 def check_rewritten(program: Program) -> None:
-    """After the passes a program holds what every target lowers, what probe heads need besides, and nothing else.
+    """After the passes a program holds what every target lowers, what heads and codebooks need besides, and no more.
 
     Raises:
         Unsupported: naming the node.
     """
     for node in _calls(program):
-        if node.target not in REWRITTEN | PROBED:
+        if node.target not in REWRITTEN | PROBED | ROTATED:
             raise _refusal(node, "rewritten")
 
 

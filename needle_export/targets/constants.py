@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from needle_export.errors import Unsupported
 from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight
+from needle_export.weights.codes import joined
 
 
 def digest(data: NDArray[Any]) -> str:
@@ -88,8 +89,11 @@ def side_by_side(program: Program, nodes: Sequence[FxNode]) -> SideBySide:
     factors = [float(program.weights[n.args[3].name].value) for n in nodes]
     data = np.ascontiguousarray(np.concatenate([w.value.numpy() for w in weights], axis=-1).T)
     name = "+".join([weights[0].name, *(w.name.rpartition(".")[2] for w in weights[1:])])
+    whole = piece(weights[0], name, data, [p for w in weights for p in w.parts])
+    if all(w.codes for w in weights):
+        whole = replace(whole, codes=(joined([w.codes[0] for w in weights]),))
     return SideBySide(
-        piece(weights[0], name, data, [p for w in weights for p in w.parts]),
+        whole,
         piece(
             biases[0],
             f"{name}.bias",

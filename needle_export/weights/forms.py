@@ -2,6 +2,8 @@
 
 ``int8``, ``int4``, ``int2`` with ``x<K>``: symmetric integers with a half-precision scale for K columns of a row.
 ``palette4`` with ``x<N>``: 16 half-precision levels for N rows.
+``cq4``, ``cq2`` with ``x<g>``: the rotated codes of ``weights.cq`` in groups of g, made from floats.
+``codebook1`` to ``codebook4`` with ``x<g>``: the same, a container's own: the checkpoint's numbers are theirs already.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from needle_export.weights.cq import codebook, decode, encode
 from needle_export.weights.linear import dequantize_blocks, quantize_blocks
 from needle_export.weights.palette import dequantize_palette, palettize
 
-_NAME = re.compile(r"(int|palette)(\d)x(\d+)")
+_NAME = re.compile(r"(int|palette|cq|codebook)(\d)x(\d+)")
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,9 @@ class Form:
     """How a matrix [O, I] is stored.
 
     Attributes:
-        kind: ``int`` or ``palette``.
+        kind: ``int``, ``palette``, ``cq`` or ``codebook``.
         bits: of an entry.
-        size: columns that share a scale, or rows that share a palette.
+        size: columns that share a scale or a norm, or rows that share a palette.
     """
 
     kind: str
@@ -54,4 +58,9 @@ class Form:
 
     def rounded(self, weight: Tensor) -> Tensor:
         """What a weight [O, I] becomes, in float32."""
+        if self.kind == "codebook":
+            return weight.float()
+        if self.kind == "cq":
+            indices, norms = encode(weight.float().contiguous().numpy(), self.bits, self.size)
+            return torch.from_numpy(decode(indices, norms, codebook(self.bits, self.size)))
         return self.dequantize(*self.quantize(weight.float().contiguous()))

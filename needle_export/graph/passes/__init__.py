@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from needle_export.graph.passes import algebra, constants, projections
+from needle_export.graph.passes import algebra, constants, projections, rotation
 from needle_export.graph.passes.base import Fired, Left, Pass
 from needle_export.graph.passes.fuse import fuse
 from needle_export.graph.patterns import head_patterns, patterns
-from needle_export.graph.program import Part
+from needle_export.graph.program import Part, Weight
 
 __all__ = ["Fired", "Left", "Pass", "head_pipeline", "pipeline"]
 
@@ -21,6 +22,7 @@ def pipeline(
     fold_lane_gates: bool,
     probed: bool = False,
     scheme_of: Callable[[Sequence[Part]], str] = lambda parts: "",
+    codes_of: Callable[[Weight], Sequence[Any] | None] | None = None,
 ) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
@@ -29,6 +31,7 @@ def pipeline(
             precision, as they would no longer be the checkpoint's values.
         probed: whether the step feeds a probe head.
         scheme_of: a weight's number format by its parts: matrices of several aren't merged.
+        codes_of: a weight's codes where it is to be in codebook form; None if none is.
     """
     traced, fused = frozenset({"traced"}), frozenset({"fused"})
     tidy = frozenset({"constants folded"})
@@ -60,6 +63,12 @@ def pipeline(
     ]
     if fold_lane_gates:
         passes.append(Pass("merge lane gates", tidy, merged, projections.merge_lane_gates))
+    if codes_of is not None:
+        # Last but for sharing: what moves or joins weights would lose their codes.
+        passes += [
+            Pass("rotate codebooks", merged, merged, partial(rotation.rotate_codebooks, codes_of=codes_of)),
+            Pass("cancel rotations", merged, merged, rotation.cancel_rotations),
+        ]
     passes.append(Pass("share constants", tidy, tidy, constants.share_constants))
     return passes
 

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from needle_export.graph.program import FxNode, Part, Weight
-from needle_export.targets.constants import piece, tied_head
+from needle_export.targets.constants import piece, tied_head, whole_table
+from needle_export.targets.coreml import codebook
 from needle_export.targets.coreml.builder import Builder
 from needle_export.targets.views import VIEWS, Ref
 
@@ -105,6 +106,9 @@ def embedding(b: Builder, n: FxNode) -> None:
     """Rows of a table [R, D] by indices of any shape."""
     table, index = n.args[:2]
     weight = b.program.weights[table.name]
+    if weight.codes:
+        codebook.lookup(b, n, weight)
+        return
     count = math.prod(b.dims_of(index))
     b.put(n, b.gather(table_of(b, weight), b.get(index, (count,)), 0))
 
@@ -135,6 +139,9 @@ def matmul(b: Builder, n: FxNode) -> None:
     """With a weight on the right, as a linear; with one matrix a site, as many linears."""
     x, weight = n.args[0], b.program.weights[n.args[1].name]
     value = weight.value
+    if weight.codes and value.dim() == 2:
+        b.put(n, codebook.product(b, b.get(x), weight))
+        return
     if value.dim() == 2:
         source = b.ref(x)
         if source.dims[-1] != value.shape[0]:
@@ -146,6 +153,9 @@ def matmul(b: Builder, n: FxNode) -> None:
     results = []
     for site in range(sites):
         rows = b.reshape(b.slice(given, 0, site, 1), given.dims[1:])
+        if weight.codes:
+            results.append(codebook.product(b, rows, weight, site))
+            continue
         data = np.ascontiguousarray(value[site].t().numpy())
         parts = [Part(p.source, p.role, p.layer, p.elements // sites) for p in weight.parts]
         matrix = b.store.matrix(piece(weight, f"{weight.name}.{site}", data, parts), data)
@@ -157,6 +167,10 @@ def matmul(b: Builder, n: FxNode) -> None:
 def linear(b: Builder, n: FxNode) -> None:
     """The tied head: the embedding read as it lies."""
     x, table = n.args
+    whole = whole_table(b.program, table)
+    if whole.codes:
+        b.put(n, b.slice(codebook.product(b, b.get(x), whole), -1, 0, b.dims_of(table)[0]))
+        return
     b.put(n, b.linear(b.get(x), table_of(b, tied_head(b.program, table, b.dims_of(table)[0]))))
 
 

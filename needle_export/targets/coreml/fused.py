@@ -13,6 +13,7 @@ import numpy as np
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.targets.constants import is_constant, side_by_side
+from needle_export.targets.coreml import codebook
 from needle_export.targets.coreml.builder import Builder
 from needle_export.targets.coreml.elementwise import Lowering
 from needle_export.targets.views import Ref
@@ -180,11 +181,13 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
     if n is not readers[0]:
         return
     joined = side_by_side(b.program, readers)
-    matrix = b.store.matrix(joined.weight, joined.weight.value.numpy())
     bias = Ref(b.store.plain(joined.bias, joined.bias.value.numpy()), joined.factor.shape)
-    if (joined.factor == 1).all():
-        product = b.linear(b.get(x), matrix, bias)
+    if joined.weight.codes:
+        product = b.add(b.mul(codebook.product(b, b.get(x), joined.weight), b.constant(joined.factor)), bias)
+    elif (joined.factor == 1).all():
+        product = b.linear(b.get(x), b.store.matrix(joined.weight, joined.weight.value.numpy()), bias)
     else:
+        matrix = b.store.matrix(joined.weight, joined.weight.value.numpy())
         product = b.add(b.mul(b.linear(b.get(x), matrix), b.constant(joined.factor)), bias)
     for reader, value in zip(readers, b.cut(product, -1, joined.widths), strict=True):
         b.put(reader, value)

@@ -18,14 +18,14 @@ from coremltools.proto import Model_pb2
 
 from needle_export.errors import Unsupported
 from needle_export.graph.program import Program
-from needle_export.targets.coreml import attention, elementwise, fused
+from needle_export.targets.coreml import attention, codebook, elementwise, fused
 from needle_export.targets.coreml.builder import Builder
 from needle_export.targets.coreml.contract import SPECIFICATIONS, package_name, stateful
 from needle_export.targets.coreml.store import WeightStore
 from needle_export.targets.ports import CONTRACT_KEY, Port
 from needle_export.targets.views import Ref
 
-_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
+_LOWERINGS = {**elementwise.LOWERINGS, **codebook.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
 _TYPES = {"float16": types.fp16, "float32": types.fp32, "int32": types.int32}
 

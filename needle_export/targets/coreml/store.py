@@ -29,6 +29,9 @@ SMALL = 10_000
 #: Columns that share a scale in int4, and rows that share a palette.
 BLOCK, GROUP = 32, 16
 
+#: Types of indices by their bits; three have none.
+_INDICES = {1: types.np_uint1_dtype, 2: types.np_uint2_dtype, 3: types.np_uint3_dtype, 4: types.np_uint4_dtype}
+
 #: Constants with fewer elements lie in the specification instead of the weight file.
 INLINE = 10
 
@@ -133,6 +136,27 @@ class WeightStore:
         grid = self.constant(values.astype(types.np_int4_dtype), types.np_int4_dtype) if form.bits == 4 else None
         grid = self.constant(values) if grid is None else grid
         return MilOps.constexpr_blockwise_shift_scale(data=grid, scale=self.constant(extra), name=self._name("w"))
+
+    def codes(self, weight: Weight, site: int, indices: Array, norms: Array) -> tuple[Any, Array]:
+        """One of a weight's matrices in codebook form, by group: levels float32 [G, O, g], norms float16 [G, 1, O].
+
+        Args:
+            indices: [G, O, g], into the weight's levels.
+            norms: as they are stored.
+        """
+        coded = weight.codes[site]
+        parts = [replace(p, elements=p.elements // len(weight.codes)) for p in weight.parts]
+        key = f"{coded.form}{digest(indices)}{digest(norms)}"
+        self._note(key, Stored(short_name(weight.name), coded.nbytes, coded.form, tuple(parts)))
+        kind = _INDICES[coded.bits]
+        levels = np.resize(coded.levels, 2**coded.bits)  # three levels take two bits, and nothing points to the fourth
+        shape = (1, 1, 1, len(levels), 1)
+        table = MilOps.constexpr_lut_to_dense(
+            indices=self.constant(indices.astype(kind), kind),
+            lut=self.constant(levels.reshape(shape)),
+            name=self._name("w"),
+        )
+        return table, norms
 
     def _form(self, weight: Weight, data: npt.NDArray[np.float32]) -> Form | None:
         """What the scheme makes of a matrix, or None for a float."""
