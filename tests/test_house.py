@@ -45,6 +45,7 @@ SHARED = {
     ("targets.tflite.store", "weights.int8"): "how an int8 weight is rounded, the same for every target",
     ("targets.constants", "weights.codes"): "rows of several matrices in codebook form below each other",
     ("targets.coreml.codebook", "graph.reference"): "the rotation's matrix, which a lowering writes down",
+    ("targets.onnx.codebook", "graph.reference"): "the same",
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
@@ -84,7 +85,7 @@ RUNTIMES = {
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-_OWN = {"onnx": ("integers",), "tflite": ("probes", "store"), "coreml": ("codebook", "store")}
+_OWN = {"onnx": ("codebook", "integers"), "tflite": ("probes", "store"), "coreml": ("codebook", "store")}
 LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
 
 #: Modules for all targets.

@@ -14,6 +14,7 @@ from torch import fx
 
 from needle_export.graph.program import FxNode, Weight
 from needle_export.targets.constants import piece, whole_table
+from needle_export.targets.onnx import codebook
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.integers import form_of, lookup, product
 from needle_export.weights.forms import Form
@@ -144,6 +145,9 @@ def _input(b: Builder, name: str) -> FxNode:
 def embedding(b: Builder, n: FxNode) -> None:
     """Rows of a table; a half-precision table is widened after the gather, row by row."""
     weight = b.program.weights[n.args[0].name]
+    if weight.codes:
+        codebook.lookup(b, n, weight)
+        return
     form = form_of(b, weight, *weight.value.shape)
     if form is not None:
         b.put(n, lookup(b, b.get(n.args[1]), weight, weight.value.numpy(), form))
@@ -183,6 +187,9 @@ def mean(b: Builder, n: FxNode) -> None:
 def matmul(b: Builder, n: FxNode) -> None:
     """With a weight on the right; integers of several sites, one by one."""
     weight = b.program.weights[n.args[1].name]
+    if weight.codes:
+        b.put(n, b.op("MatMul", b.get(n.args[0]), codebook.kernel(b, weight)))
+        return
     inner, outer = weight.value.shape[-2:]
     form = form_of(b, weight, outer, inner)
     if form is None:
@@ -216,7 +223,12 @@ def linear(b: Builder, n: FxNode) -> None:
     x, table = n.args
     rows, weight = int(b.dims_of(table)[0] or 0), whole_table(b.program, table)
     form = form_of(b, weight, *weight.value.shape)
-    if form is None:
+    if weight.codes:
+        whole = codebook.matrix(b, weight)
+        if rows != len(weight.value):
+            whole = b.op("Slice", whole, *(b.constant([at], np.int64) for at in (0, rows, 0)))
+        b.put(n, b.op("Gemm", b.get(x), whole, transB=1))
+    elif form is None:
         b.put(n, b.op("Gemm", b.get(x), b.get(table), transB=1))
     else:
         b.put(n, product(b, b.get(x), weight, weight.value.numpy(), form, rows=rows))
@@ -226,7 +238,7 @@ def slice_(b: Builder, n: FxNode) -> None:
     """A range of one axis."""
     value, dim, start, end = n.args
     weight = b.program.weight_of(value)
-    if weight is not None and form_of(b, weight, *weight.value.shape) is not None:
+    if weight is not None and (weight.codes or form_of(b, weight, *weight.value.shape) is not None):
         return  # the tied head reads rows of the whole itself
     size = b.dims_of(value)[dim]
     if size is not None and start == 0 and end >= size:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.targets.constants import side_by_side, sigmoid_of
+from needle_export.targets.onnx import codebook
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
 from needle_export.targets.onnx.integers import form_of, product
@@ -160,6 +161,10 @@ def kronecker(b: Builder, n: FxNode) -> None:
 def scaled_linear(b: Builder, n: FxNode) -> None:
     """A matmul with a factor and a bias in one op; in integers, one for all that read the same."""
     x, weight, bias, alpha = n.args
+    codes = b.program.weights[weight.name]
+    if codes.codes:
+        b.put(n, b.op("Gemm", b.get(x), codebook.matrix(b, codes), b.weight(bias), alpha=b.number(alpha), transB=1))
+        return
     if ("joined", x) in b.memo:
         return
     alike = [u for u in x.users if u.target is n.target]

@@ -9,12 +9,12 @@ import onnx_ir as ir
 from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
-from needle_export.targets.onnx import attention, elementwise, fused
+from needle_export.targets.onnx import attention, codebook, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
 from needle_export.targets.onnx.contract import Port
 from needle_export.targets.onnx.store import Weights
 
-_LOWERINGS = {**elementwise.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
+_LOWERINGS = {**elementwise.LOWERINGS, **codebook.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
 #: ONNX IR version that came with an opset.
 _IR_VERSION = {21: 10, 23: 11, 24: 12}
