@@ -33,9 +33,8 @@ GROUND = frozenset({"errors", "config", "__version__"})
 SHARED = {
     ("checkpoint", "weights.cq"): "what the levels and norms of a container's matrices stand for; numpy alone",
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
-    ("model.dynamic", "weights"): "what a runtime computes with integer weights, which the reference follows",
+    ("model", "weights"): "how a matrix is rounded and what a runtime computes with it, which the reference follows",
     ("targets.onnx", "weights"): "how a matrix is rounded, and the inputs of its products, the same for every target",
-    ("model.rounding", "weights.forms"): "what a number format makes of a matrix, which the reference follows",
     ("targets.coreml.store", "weights.forms"): "how a matrix is rounded, the same for every target",
     ("model", "graph.reference"): "the model is written with the functions that the patterns are traced from",
     ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
