@@ -32,11 +32,12 @@ METHODS: tuple[Method, ...] = ("rtn", "mse", "calibrated")
 Sources = Mapping[str, tuple[str, str, int]]
 
 #: What an error of the tied embedding costs where rows are looked up, in any direction alike, beside the mean of what
-#: it costs in logits. Measured on a trained model (``tests/benchmarks/calibration.py``): none, or ten times as much, is
-#: worse; in between the choice matters little.
+#: it costs in logits. Chosen on the trained model of ``tests/benchmarks/calibration.py``, where none at all was worse
+#: at 2 and at 4 bits, and half as much or three times as much little different.
 _LOOKED_UP = 1.0
 
-_EMBEDDING, _TABLES, _PROJECTIONS = "embedding/embedding", "engrams/embedding", ("engrams/key_proj/kernel", "engrams/value_proj/kernel")
+_EMBEDDING, _TABLES = "embedding/embedding", "engrams/embedding"
+_PROJECTIONS = ("engrams/key_proj/kernel", "engrams/value_proj/kernel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,10 @@ def improve(
 
     Palettes are placed by least squared error under every method. A matrix whose inputs weren't seen falls back to
     ``mse``; of the tied embedding, rows that no logit is made of do. The embedding is rounded once for both ends: by
-    the inputs of the head, and by its rows being looked up, where an error counts in every direction alike. Rows of engram tables are no product's weight, but
-    the inputs of the projections of key and value, so an error of theirs costs what these make of it: with P both
-    projections of a table's columns, P P^T stands where a weight has the moments of its inputs.
+    the inputs of the head, and by its rows being looked up, where an error counts in every direction alike. Rows of
+    engram tables are no product's weight, but the inputs of the projections of key and value, so an error of theirs
+    costs what these make of it: with P both projections of a table's columns, P P^T stands where a weight has the
+    moments of its inputs.
 
     Args:
         parameters: (path, tensor) of a step.
