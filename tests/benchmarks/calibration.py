@@ -31,7 +31,7 @@ from tests.benchmarks import calibration_model as made
 
 #: What the ONNX target holds in blocks.
 HELD = ("kernel", "embedding", "phi_pre", "phi_post", "phi_res")
-HELD_OUT, CALIBRATION = 10**6, 2 * 10**6
+HELD_OUT, CALIBRATION = 3 * 10**6, 2 * 10**6
 CASES = ((4, 32), (4, 128), (3, 32), (3, 128), (2, 32))
 
 
