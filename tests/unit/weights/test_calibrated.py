@@ -53,7 +53,7 @@ def test_rounding_to_nearest_changes_nothing_that_was_found(bits: int, block: in
 
 @pytest.mark.slow
 def test_rounding_to_nearest_changes_nothing_in_a_long_sweep() -> None:
-    for seed, kind in itertools.product(range(2), ("many", "few", "none", "unseen columns")):
+    for seed, kind in itertools.product(range(1), ("many", "few", "none", "unseen columns")):
         for bits, block in itertools.product(range(2, 9), (16, 32, 128)):
             for weight in kinds(12, 256, 50 + seed).values():
                 assert_fixed(*calibrate_blocks(weight, moments(kind, 256, seed), 100, bits, block), bits, block)
