@@ -68,6 +68,7 @@ def describe_artifact(
         parity=table,
         state_bytes=StateBytes(*compiler.state_bytes()),
         latency=None,
+        memory=None,
         kept_float=tuple(KeptFloat(w.name, w.bytes, w.kept_float) for w in compiled.weights if w.kept_float),
         notes=tuple(notes),
         io=compiled.io,

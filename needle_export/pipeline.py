@@ -37,7 +37,7 @@ from needle_export.report.schema import (
 from needle_export.runtimes import check_all, check_native
 from needle_export.targets import find_target
 from needle_export.targets.base import LoweringOptions, ReadsWeights, RoundsResults, Target
-from needle_export.timing import STEPS, check_measurable, usual_prompts, with_latency
+from needle_export.timing import STEPS, check_measurable, usual_prompts, with_measurements
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
@@ -93,7 +93,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         )
         # An evaluator's own speed says nothing about a device's.
         if options.bench and target.status == "verified-on-runtime":
-            report = with_latency(
+            report = with_measurements(
                 report,
                 folder,
                 threads=options.threads,
@@ -213,7 +213,7 @@ def bench(
     for option, length in [("--prompt", n) for n in prompt or ()] + [("--steps", steps)]:
         if length > context:
             raise UsageError(f"{length} tokens don't fit in the context of {context}", where=option)
-    return with_latency(
+    return with_measurements(
         report,
         dist,
         threads=threads,

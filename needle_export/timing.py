@@ -1,4 +1,4 @@
-"""How fast an artifact is: who may be measured on this machine, and the report with the times in it."""
+"""How fast and how large in memory an artifact is: who may be measured here, and the report with what was measured."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from needle_export.config.options import COMPUTE_UNITS
 from needle_export.config.progress import Progress
 from needle_export.errors import Unsupported, UsageError
-from needle_export.measure import latency
-from needle_export.report.schema import DecodeLatency, Latency, PrefillLatency, Report
+from needle_export.measure import latency, memory
+from needle_export.report.measured import DecodeLatency, Latency, Loaded, Memory, PrefillLatency
+from needle_export.report.schema import Report
 from needle_export.targets import find_target
-from needle_export.targets.base import RunsNatively
+from needle_export.targets.base import LoadsApart, RunsNatively
 
 _PROMPTS, STEPS = (64, 256), 64
 
@@ -52,7 +53,7 @@ def check_measurable(report: Report, dist: Path, threads: int, compute_units: st
             raise UsageError("Core ML chooses its threads itself", where="--threads", fix="leave it out")
 
 
-def with_latency(
+def with_measurements(
     report: Report,
     folder: Path,
     *,
@@ -63,7 +64,9 @@ def with_latency(
     shown: Path,
     compute_units: str | None = None,
 ) -> Report:
-    """A report with times measured now, in a process for each artifact.
+    """A report with times and load memory measured now, each in a process of its own.
+
+    Memory is measured of targets that load apart (:class:`targets.base.LoadsApart`).
 
     Args:
         folder: that the artifacts lie in.
@@ -74,7 +77,7 @@ def with_latency(
         compute_units: of a runtime that has such a choice; None takes all.
 
     Raises:
-        BadInput: the process that is timed failed.
+        BadInput: a process that is measured failed.
     """
     artifacts = []
     for artifact in report.artifacts:
@@ -92,8 +95,32 @@ def with_latency(
             )
         # Where the runtime chooses its threads there are none to report.
         measured = _latency(times, host, 0 if units else threads, command)
-        artifacts.append(replace(artifact, latency=measured, notes=(*artifact.notes, *times["told"])))
+        notes = (*artifact.notes, *times["told"])
+        taken = None
+        if units is None and isinstance(target, LoadsApart):
+            prompt = min(memory.PROMPT, int(report.options["context"]) - 1)
+            with progress.stage(f"measure the memory of {artifact.target}"):
+                parts = [
+                    memory.measure(
+                        artifact.target, folder, vocab, threads=threads, prompt=length, decode_alone=alone
+                    )
+                    for alone, length in ((True, 0), (False, prompt))
+                ]
+            taken = _memory(parts, host, threads, command, prompt)
+            if taken is None:
+                notes += ("load memory wasn't measured: this system doesn't tell a process's resident size",)
+        artifacts.append(replace(artifact, latency=measured, memory=taken, notes=notes))
     return replace(report, artifacts=tuple(artifacts))
+
+
+def _memory(
+    parts: list[dict[str, Any] | None], host: str, threads: int, command: str, prompt: int
+) -> Memory | None:
+    """What loading takes as the report has it: of decode alone, and of everything."""
+    decode, every = parts
+    if decode is None or every is None:
+        return None
+    return Memory(host, threads, command, Loaded(**decode), Loaded(**every), prompt)
 
 
 def _latency(times: dict[str, Any], host: str, threads: int, command: str) -> Latency:

@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "needle_export.cli.bench",
     "eval": "needle_export.cli.evaluate",
     "report": "needle_export.cli.report",
+    "compare": "needle_export.cli.compare",
     "schemes": "needle_export.cli.schemes",
 }
 """Modules by command, in the order in which they are used; each has a ``command``."""

@@ -140,6 +140,7 @@ def measure(
         BadInput: the process failed; its last words are in the message.
     """
     request = {
+        "what": "latency",
         "target": target,
         "folder": str(folder),
         "vocab": vocab,
@@ -148,6 +149,16 @@ def measure(
         "prompts": list(prompts),
         "compute_units": compute_units,
     }
+    result: dict[str, Any] = ask(request)
+    return result
+
+
+def ask(request: dict[str, Any]) -> Any:
+    """What a fresh process answers to a request; see :mod:`needle_export.measure.worker`.
+
+    Raises:
+        BadInput: the process failed; its last words are in the message.
+    """
     process = subprocess.run(
         [sys.executable, "-m", "needle_export.measure.worker", json.dumps(request)],
         capture_output=True,
@@ -156,6 +167,5 @@ def measure(
     )
     if process.returncode:
         last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise BadInput(f"measuring failed: {last[:300]}", where=str(folder))
-    result: dict[str, Any] = json.loads(process.stdout)
-    return result
+        raise BadInput(f"measuring failed: {last[:300]}", where=request["folder"])
+    return json.loads(process.stdout)

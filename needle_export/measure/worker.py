@@ -1,20 +1,27 @@
-"""The process that :func:`needle_export.measure.latency.measure` times: one JSON request, one JSON answer."""
+"""The process that is timed, or whose memory is measured: one JSON request, one JSON answer."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from needle_export.measure.latency import Session, time_session
+from needle_export.measure.memory import load_and_run
 
 
 def main() -> None:
     """Read the request from the command line, write the answer to standard output."""
+    request = json.loads(sys.argv[1])
+    answer = {"latency": _latency, "memory": _memory}[request["what"]](request)
+    json.dump(answer, sys.stdout)
+
+
+def _latency(request: dict[str, Any]) -> dict[str, Any]:
     from needle_export.targets import find_target
     from needle_export.targets.base import RunsNatively
 
-    request = json.loads(sys.argv[1])
     target, units = find_target(request["target"]), request["compute_units"]
 
     def open_session() -> Session:
@@ -24,13 +31,22 @@ def main() -> None:
             return native
         return target.open(folder, threads=request["threads"])
 
-    answer = time_session(
-        open_session,
+    return time_session(open_session, request["vocab"], request["steps"], tuple(request["prompts"]))
+
+
+def _memory(request: dict[str, Any]) -> dict[str, int | None] | None:
+    from needle_export.targets import find_target
+    from needle_export.targets.base import LoadsApart
+
+    target = find_target(request["target"])
+    assert isinstance(target, LoadsApart), request["target"]
+    opener = target.open_decode if request["decode_alone"] else target.open
+    return load_and_run(
+        target.load_runtime,
+        lambda: opener(Path(request["folder"]), threads=request["threads"]),
         request["vocab"],
-        request["steps"],
-        tuple(request["prompts"]),
+        request["prompt"],
     )
-    json.dump(answer, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ def render_markdown(report: Report) -> str:
         if artifact.notes:
             lines += ["### Notes", "", *(f"- {escape(note)}" for note in artifact.notes), ""]
         for section in view.sections(report, artifact):
-            lines += [*_table(section), ""]
+            lines += [*table(section), ""]
     lines.append(f"Made by {escape(report.tool.name)} {escape(report.tool.version)}, report schema "
                  f"{report.schema}.")
     return "\n".join(lines) + "\n"
 
 
-def _table(section: view.Section) -> list[str]:
+def table(section: view.Section) -> list[str]:
+    """A titled table, line by line."""
     rule = ["---:" if index in section.numbers else "---" for index in range(len(section.columns))]
     return [f"### {escape(section.title)}", "", _row([escape(name) for name in section.columns]),
             _row(rule), *(_row([escape(cell) for cell in row]) for row in section.rows)]

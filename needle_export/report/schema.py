@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from needle_export.errors import BadInput
 from needle_export.report.codec import decode, parse_json, to_json
+from needle_export.report.measured import Latency, Memory
 
 SCHEMA = 2
 """The version of the schema that this package writes and reads."""
@@ -24,8 +25,6 @@ REPORT_NAME = "report.json"
 
 Status = Literal["verified-on-runtime", "verified-by-evaluator", "converted-only"]
 """How far an artifact was proven: in the runtime it is for, in our own evaluator, or not at all."""
-
-LatencyKind = Literal["measured", "estimated"]
 
 _MAX_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -159,50 +158,6 @@ class StateBytes:
 
 
 @dataclass(frozen=True)
-class PrefillLatency:
-    """Reading a prompt of ``tokens`` tokens: median time of the whole prompt, and its rate."""
-
-    tokens: int
-    ms_p50: float
-    tokens_per_s: float
-
-
-@dataclass(frozen=True)
-class DecodeLatency:
-    """One decode step with ``position`` tokens before it: median, 95th percentile, rate at the median."""
-
-    ms_p50: float
-    ms_p95: float
-    tokens_per_s: float
-    position: int
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Times, and what is needed to believe them.
-
-    Attributes:
-        kind: "measured" on ``host``, or "estimated" for it.
-        host: the machine in words: processor, cores, system.
-        threads: of the runtime.
-        command: what repeats the measurement.
-        load_ms: opening the artifact until it can run, None when unknown.
-        first_ms: from then to the first token of a one-token prompt, None when unknown.
-        peak_rss_bytes: the process's highest resident size, None when unknown.
-    """
-
-    kind: LatencyKind
-    host: str
-    threads: int
-    command: str
-    load_ms: float | None
-    first_ms: float | None
-    prefill: tuple[PrefillLatency, ...]
-    decode: DecodeLatency | None
-    peak_rss_bytes: int | None
-
-
-@dataclass(frozen=True)
 class KeptFloat:
     """A weight that the scheme left in floating point, and why."""
 
@@ -286,6 +241,7 @@ class Artifact:
     parity: dict[str, Any]
     state_bytes: StateBytes
     latency: Latency | None
+    memory: Memory | None
     kept_float: tuple[KeptFloat, ...]
     notes: tuple[str, ...]
     io: dict[str, Any]

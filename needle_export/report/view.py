@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from needle_export.report.schema import Artifact, Fusion, Latency, LeftUnfused, Report
+from needle_export.report.measured import Latency
+from needle_export.report.schema import Artifact, Fusion, LeftUnfused, Report
 from needle_export.report.units import milliseconds, percent, plural, rate, size, small, whole
 
 Mood = Literal["plain", "good", "bad"]
@@ -27,11 +28,13 @@ ROLE_MEANINGS = {
 }
 """Roles in the order in which people meet them, with what each is."""
 
-_STATUS = {
+STATUS = {
     "verified-on-runtime": "verified on the runtime",
     "verified-by-evaluator": "verified by our evaluator, not on the runtime",
     "converted-only": "converted only: nothing has run it",
 }
+"""How far an artifact was proven, in words."""
+
 _RUNTIMES = ("onnxruntime", "ai-edge-litert", "coremltools")
 _MAX_ROWS = 15
 _MAX_ITEMS = 8
@@ -80,14 +83,14 @@ def warnings(report: Report) -> list[str]:
         out.append("RANDOM WEIGHTS, made for tests: sizes and speeds are real, answers mean nothing")
     for artifact in report.artifacts:
         if artifact.status != "verified-on-runtime":
-            out.append(f"{artifact.target} {artifact.weights} is {_STATUS[artifact.status]}")
+            out.append(f"{artifact.target} {artifact.weights} is {STATUS[artifact.status]}")
     return out
 
 
 def facts(report: Report, artifact: Artifact) -> list[Fact]:
     """The essential about an artifact: size, whether it is right, how fast it is, what it keeps."""
     good = artifact.status == "verified-on-runtime"
-    status = _STATUS[artifact.status]
+    status = STATUS[artifact.status]
     runtimes = [f"{name} {artifact.versions[name]}" for name in _RUNTIMES if name in artifact.versions]
     if good and runtimes:
         status += f" ({', '.join(runtimes)})"
@@ -101,6 +104,7 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
     if weights := _weights_line(artifact.parity):
         out.append(Fact("weights", weights))
     out += _latency_facts(artifact.latency)
+    out.append(Fact("memory", _memory_line(artifact)))
     context = report.options.get("context")
     at = f", for {whole(context)} tokens" if isinstance(context, int) else ""
     out.append(Fact("state", f"{size(artifact.state_bytes.total_bytes)} between steps{at}"))
@@ -173,9 +177,25 @@ def _latency_facts(latency: Latency | None) -> list[Fact]:
         load.append(f"peak memory {size(latency.peak_rss_bytes)}")
     if load:
         out.append(Fact("start", f"{', '.join(load)} ({latency.kind})"))
-    threads = plural(latency.threads, "thread") if latency.threads else "threads as the runtime chooses"
-    out.append(Fact(latency.kind, f"on {latency.host}, {threads}, by: {latency.command}"))
+    out.append(Fact(latency.kind, f"on {latency.host}, {_threads(latency.threads)}, by: {latency.command}"))
     return out
+
+
+def _memory_line(artifact: Artifact) -> str:
+    """What loading takes, in one line; the machine is named unless the times name it."""
+    memory = artifact.memory
+    if memory is None:
+        return "not measured"
+    decode, every = memory.decode, memory.all
+    same = artifact.latency is not None and artifact.latency.host == memory.host
+    return (f"{size(decode.rss_bytes)} resident after loading decode and a step, {size(decode.baseline_bytes)} of it "
+            f"before loading; {size(every.rss_bytes)} after loading everything and a prompt of "
+            f"{plural(memory.prompt_tokens, 'token')} "
+            f"(measured{'' if same else f' on {memory.host}'}, {_threads(memory.threads)})")
+
+
+def _threads(count: int) -> str:
+    return plural(count, "thread") if count else "threads as the runtime chooses"
 
 
 def _fusion_line(fusion: Mapping[str, Fusion], missed: Mapping[str, Fusion]) -> str:

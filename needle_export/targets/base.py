@@ -332,6 +332,24 @@ class RoundsResults(Protocol):
 
 
 @runtime_checkable
+class LoadsApart(Protocol):
+    """A target whose load memory can be measured: runtime and artifact apart, and decode apart from the rest."""
+
+    def load_runtime(self) -> None:
+        """Import the runtime and all else that opening needs, and open nothing.
+
+        Raises:
+            Unsupported: it isn't installed.
+        """
+
+    def open_decode(self, folder: Path, *, threads: int = 1) -> Runner:
+        """A runner as :meth:`Target.open` gives it, with no more loaded than decoding needs; ``feed`` steps.
+
+        Where a runtime prepares a file as a whole, that is all of it.
+        """
+
+
+@runtime_checkable
 class RunsNatively(Protocol):
     """A target that is verified by an evaluator, and whose own runtime some machines have."""
 

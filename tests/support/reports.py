@@ -10,22 +10,20 @@ from typing import Any
 
 from needle_export.checkpoint.dimensions import SMALL
 from needle_export.checkpoint.layout import parameter_count
+from needle_export.report.measured import DecodeLatency, Latency, Loaded, Memory, PrefillLatency
 from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
     AdapterInfo,
     Artifact,
     CheckpointInfo,
-    DecodeLatency,
     FileInfo,
     Fusion,
     KeptFloat,
-    Latency,
     LeftToRuntime,
     LeftUnfused,
     LintNote,
     Nodes,
-    PrefillLatency,
     Report,
     RuntimeCheck,
     Signature,
@@ -61,6 +59,10 @@ def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifac
             command="needle-export bench dist --threads 1", load_ms=12.5, first_ms=4.25,
             prefill=(PrefillLatency(64, 20.0, 3200.0), PrefillLatency(256, 80.0, 3200.0)),
             decode=DecodeLatency(2.5, 3.1, 400.0, 256), peak_rss_bytes=123_456_789),
+        memory=Memory(
+            host="Imaginary 9000, 2 cores, Linux", threads=1, command="needle-export bench dist --threads 1",
+            decode=Loaded(49_000_000, 128_000_000, 42_000_000, 129_000_000),
+            all=Loaded(49_000_000, 221_000_000, 81_000_000, 225_000_000), prompt_tokens=64),
         kept_float=(KeptFloat("stack/final_norm/scale", 384, "norms are never narrowed"),),
         notes=("opset 21 has no fused attention: 5 more nodes a layer",),
         io={"inputs": [{"name": "tokens", "dtype": "int64", "shape": [1, "T"]}]},

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from needle_export.errors import BadInput, Unsupported, UsageError
 from needle_export.targets.base import Floats, Tokens
+from needle_export.targets.onnx.contract import FILES
 
 #: Cache rows are bound in multiples of this many, so that shapes stay put for that many steps.
 ROW_STEP = 64
@@ -32,22 +33,21 @@ class OnnxRunner:
         folder: of the artifact.
         threads: intra-op threads.
         inner: expose the stream after each block (slower; for finding a faulty layer).
+        prefill: open the graph for prompts too; without it, prompts are read token by token.
 
     Raises:
         BadInput: the files aren't an artifact of ours or can't be loaded.
         Unsupported: onnxruntime isn't installed.
     """
 
-    def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False) -> None:
-        self.sessions = {
-            phase: open_session(folder / name, threads, inner)
-            for phase, name in (("decode", "decode.onnx"), ("prefill", "prefill.onnx"))
-        }
+    def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False, prefill: bool = True) -> None:
+        phases = ("decode", "prefill") if prefill else ("decode",)
+        self.sessions = {phase: open_session(folder / FILES[phase], threads, inner) for phase in phases}
         meta = self.sessions["decode"].get_modelmeta().custom_metadata_map
         try:
             self.layout: list[dict[str, Any]] = json.loads(meta["needle.state"])
             self.context = int(meta["needle.context"])
-            self.max_chunk = int(meta["needle.max_chunk"])
+            self.max_chunk = int(meta["needle.max_chunk"]) if prefill else 1
         except (KeyError, ValueError) as fault:
             raise BadInput(
                 "the model doesn't carry this tool's metadata", where=str(folder), fix="build it again"

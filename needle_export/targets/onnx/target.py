@@ -16,6 +16,7 @@ from needle_export.targets.base import (
     Programs,
     StoredWeight,
     WeightShare,
+    need,
 )
 from needle_export.targets.onnx.contract import (
     CHUNK_KEY,
@@ -156,6 +157,15 @@ class OnnxTarget:
     def open(self, folder: Path, *, threads: int = 1, inner: bool = False) -> OnnxRunner:
         """Open an artifact in ONNX Runtime."""
         return OnnxRunner(folder, threads=threads, inner=inner)
+
+    def load_runtime(self) -> None:
+        """ONNX Runtime."""
+        need("onnx", "onnxruntime")
+        import onnxruntime  # noqa: F401 - the import is all that is wanted
+
+    def open_decode(self, folder: Path, *, threads: int = 1) -> OnnxRunner:
+        """``decode.onnx`` alone."""
+        return OnnxRunner(folder, threads=threads, prefill=False)
 
     def examine(self, folder: Path) -> Facts:
         """Nothing beyond what compiling told."""

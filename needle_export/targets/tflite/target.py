@@ -123,6 +123,17 @@ class TfliteTarget:
         """Open an artifact in LiteRT."""
         return TfliteRunner(folder, threads=threads, inner=inner)
 
+    def load_runtime(self) -> None:
+        """LiteRT, and what reads the contract in a file."""
+        need("tflite", "ai_edge_litert")
+        from ai_edge_litert import interpreter  # noqa: F401 - the import is all that is wanted
+
+        from needle_export.targets.tflite import analysis  # noqa: F401 - likewise
+
+    def open_decode(self, folder: Path, *, threads: int = 1) -> TfliteRunner:
+        """All of the file: the runtime opens it as a whole, and can't leave a signature out."""
+        return TfliteRunner(folder, threads=threads)
+
     def examine(self, folder: Path) -> Facts:
         """XNNPACK's partitions of every signature, and the GPU lint."""
         from needle_export.targets.tflite.analysis import partitions, read_graph

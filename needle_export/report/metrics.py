@@ -1,0 +1,170 @@
+"""The figures of an artifact by name: what compares artifacts, bounds them or charts them reads a report here.
+
+A figure has a unit and a value, or the reason why it has none. Two losses stand apart and are never added up: what a
+scheme does to the float model, and what the artifact adds to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from needle_export.report.schema import Artifact, Report
+
+Unit = Literal["bytes", "ms", "tokens/s", "nats", "share", "logit"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that an artifact may have.
+
+    Attributes:
+        name: of the figure, a key in JSON.
+        title: above a column.
+        unit: of its value.
+        more_is_better: whether a greater value is the better one.
+        meaning: what is counted, and under which conditions.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    more_is_better: bool
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Value:
+    """A figure of one artifact.
+
+    Attributes:
+        value: None where there is none.
+        unit: of the value.
+        why: why there is none, or why it is this one without having been measured; empty otherwise.
+    """
+
+    value: float | None
+    unit: Unit
+    why: str = ""
+
+
+METRICS = (
+    Metric("size", "size", "bytes", False, "all files of the artifact"),
+    Metric("state", "state", "bytes", False, "what a session keeps between steps, at the built context"),
+    Metric("load_rss", "load RSS", "bytes", False,
+           "resident memory of a fresh process that has loaded what decoding needs and run one step, runtime included"),
+    Metric("load_rss_all", "with prefill", "bytes", False,
+           "load RSS with what reads prompts loaded too, after a prompt"),
+    Metric("runtime_rss", "runtime alone", "bytes", False,
+           "the part of load_rss that was there before anything was loaded: interpreter and runtime"),
+    Metric("decode", "decode", "ms", False, "one decode step, median"),
+    Metric("prefill", "prefill", "tokens/s", True, "reading a prompt, at the median"),
+    Metric("kl", "KL", "nats", False, "float to scheme: mean divergence of the predictions, on the reference"),
+    Metric("token_agreement", "tokens equal", "share", True, "float to scheme: equal predictions, on the reference"),
+    Metric("artifact_error", "export error", "logit", False,
+           "scheme to artifact: largest difference of a logit from the reference of the same numbers"),
+    Metric("artifact_kl", "export KL", "nats", False,
+           "scheme to artifact: mean divergence of the predictions from the reference of the same numbers"),
+)
+"""Every figure, in the order in which tables show them."""
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+NO_SCHEME = "no scheme: nothing was rounded"
+
+
+def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) -> dict[str, Value]:
+    """The figures of an artifact, by name, one for each of :data:`METRICS`.
+
+    Args:
+        report: that the artifact is in.
+        prompt: length of the prompt that prefill is told for, in tokens; None takes the longest that was measured.
+    """
+    found = {
+        "size": _value("size", artifact.size.total_bytes),
+        "state": _value("state", artifact.state_bytes.total_bytes),
+        **_memory(artifact),
+        **_latency(artifact, prompt),
+        **_scheme_loss(artifact.parity),
+        **_own_error(artifact.parity),
+    }
+    return {metric.name: found[metric.name] for metric in METRICS}
+
+
+def prompts(artifacts: Sequence[Artifact]) -> int | None:
+    """The longest prompt that was measured of all artifacts that have any; None if there is no such length."""
+    lengths = [{p.tokens for p in a.latency.prefill} for a in artifacts if a.latency and a.latency.prefill]
+    return max(set.intersection(*lengths), default=None) if lengths else None
+
+
+def not_measured(artifact: Artifact) -> str:
+    """Why an artifact without a measurement has none."""
+    if artifact.status == "verified-on-runtime":
+        return "not measured: built with --no-bench"
+    return "not measured: nothing here runs it but an evaluator, and that says nothing about a device"
+
+
+def _value(name: str, value: float | None, why: str = "") -> Value:
+    return Value(value, BY_NAME[name].unit, why)
+
+
+def _memory(artifact: Artifact) -> dict[str, Value]:
+    memory = artifact.memory
+    if memory is None:
+        why = not_measured(artifact) if artifact.latency is None else "not measured: this target or system has no way"
+        return {name: _value(name, None, why) for name in ("load_rss", "load_rss_all", "runtime_rss")}
+    decode = memory.decode
+    return {
+        "load_rss": _value("load_rss", decode.rss_bytes),
+        "load_rss_all": _value("load_rss_all", memory.all.rss_bytes),
+        "runtime_rss": _value("runtime_rss", decode.baseline_bytes),
+    }
+
+
+def _latency(artifact: Artifact, prompt: int | None) -> dict[str, Value]:
+    latency = artifact.latency
+    if latency is None:
+        why = not_measured(artifact)
+        return {name: _value(name, None, why) for name in ("decode", "prefill")}
+    rates = {p.tokens: p.tokens_per_s for p in latency.prefill}
+    length = max(rates, default=None) if prompt is None else prompt
+    decode = (
+        _value("decode", None, "no decode step was measured")
+        if latency.decode is None
+        else _value("decode", latency.decode.ms_p50)
+    )
+    if length is None:
+        prefill = _value("prefill", None, "no prompt was measured")
+    elif length not in rates:
+        prefill = _value("prefill", None, f"no prompt of {length} tokens was measured")
+    else:
+        prefill = _value("prefill", rates[length])
+    return {"decode": decode, "prefill": prefill}
+
+
+def _scheme_loss(parity: Mapping[str, object]) -> dict[str, Value]:
+    """What the scheme does to the float model; null in the report means that it rounds nothing."""
+    names = {"kl": ("kl", 0.0), "token_agreement": ("argmax_equal", 1.0)}
+    if "scheme_loss" not in parity:
+        why = "the report doesn't tell what the scheme costs"
+        return {name: _value(name, None, why) for name in names}
+    loss = parity["scheme_loss"]
+    if loss is None:
+        return {name: _value(name, exact, NO_SCHEME) for name, (_, exact) in names.items()}
+    return {name: _number(name, loss, key) for name, (key, _) in names.items()}
+
+
+def _own_error(parity: Mapping[str, object]) -> dict[str, Value]:
+    return {
+        "artifact_error": _number("artifact_error", parity, "max_abs"),
+        "artifact_kl": _number("artifact_kl", parity, "kl"),
+    }
+
+
+def _number(name: str, values: object, key: str) -> Value:
+    """A number of the free-form part of a report; what isn't one is missing."""
+    value = values.get(key) if isinstance(values, Mapping) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return _value(name, None, f"the report has no number {key!r} for it")
+    return _value(name, float(value))
