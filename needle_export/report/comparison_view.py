@@ -43,18 +43,19 @@ def table(comparison: Comparison) -> Section:
 def _column(metric: Metric, values: Sequence[float | None]) -> tuple[str, list[str]]:
     """A figure of all rows in one unit: the head with it, and the cells."""
     known = [value for value in values if value is not None]
-    unit, factor, form = _scale(metric, max(known, default=0.0))
+    # By the smallest, so that none loses its digits.
+    unit, factor, form = _scale(metric, min((value for value in known if value), default=0.0))
     # In two lines, so that a terminal of 100 columns has room for all.
-    head = "\n".join(f"{metric.title} {unit}".split(maxsplit=1))
+    head = "\n".join(f"{metric.title} {unit if known else ''}".split(maxsplit=1))
     return head, ["-" if value is None else form(value / factor) for value in values]
 
 
-def _scale(metric: Metric, largest: float) -> tuple[str, float, Callable[[float], str]]:
+def _scale(metric: Metric, least: float) -> tuple[str, float, Callable[[float], str]]:
     """Unit of a column, what its values are divided by, and how they are written."""
     match metric.unit:
         case "bytes":
-            unit, factor = next((pair for pair in _BYTES if largest >= pair[1]), ("B", 1))
-            return unit, factor, _whole if factor == 1 else _one_digit if largest >= 10 * factor else _two_digits
+            unit, factor = next((pair for pair in _BYTES if least >= pair[1]), ("B", 1))
+            return unit, factor, _whole if factor == 1 else _one_digit if least >= 10 * factor else _two_digits
         case "ms":
             return "ms", 1, _two_digits
         case "tokens/s":

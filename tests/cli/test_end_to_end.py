@@ -92,6 +92,32 @@ def test_a_second_build_replaces_the_first_with_the_same_bytes(folder: Path) -> 
     assert not list(folder.glob(".dist*"))
 
 
+def test_compare_real_builds(folder: Path) -> None:
+    """float32, measured, beside int8 of the same checkpoint, not measured."""
+    built = needle_export("build", "small.safetensors", "--layers", "2", "--context", "96", "--weights", "int8",
+                          "--no-bench", "--quiet", "--out", "dist-int8", cwd=folder)
+    assert (built.returncode, built.stderr) == (0, "")
+    measured = needle_export("bench", "dist", "--steps", "8", "--json", cwd=folder)
+    (folder / "measured.json").write_text(measured.stdout)
+    result = needle_export("compare", "measured.json", "dist-int8", "--json", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    int8, fp32 = json.loads(result.stdout)["rows"]
+    assert (int8["folder"], fp32["folder"]) == ("dist-int8", "measured.json")
+    assert int8["unbeaten"] is fp32["unbeaten"] is True and int8["model"] == fp32["model"]
+    exact, lossy = fp32["metrics"], int8["metrics"]
+    assert 0 < lossy["size"]["value"] < exact["size"]["value"]
+    assert exact["kl"]["value"] == 0 and "no scheme" in exact["kl"]["why"]
+    assert 0 < lossy["kl"]["value"] < 1 and 0 < lossy["token_agreement"]["value"] <= 1
+    report = load_report(folder / "dist-int8").artifacts[0]
+    assert lossy["kl"]["value"] == report.parity["scheme_loss"]["kl"]
+    assert lossy["artifact_error"]["value"] == report.parity["max_abs"] > exact["artifact_error"]["value"] > 0
+    assert exact["runtime_rss"]["value"] < exact["load_rss"]["value"] < exact["load_rss_all"]["value"]
+    assert exact["decode"]["value"] > 0 and exact["prefill"]["value"] > 0
+    assert "--no-bench" in lossy["load_rss"]["why"] and lossy["decode"]["value"] is None
+    text = needle_export("compare", "dist-int8", "measured.json", cwd=folder).stdout
+    assert "RANDOM WEIGHTS" in text and "*  dist-int8" in text and "*  measured.json" in text
+
+
 def test_a_changed_file_fails_verification(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -210,12 +210,20 @@ def test_evaluate_gives_the_references_logits(checkpoint, published):
 
 def test_bench_measures_and_says_how(published):
     out, report = published
-    assert report.artifacts[0].latency is None
-    fresh = pipeline.bench(out, threads=1, steps=8, prompt=(5, 40), progress=QUIET).artifacts[0].latency
+    assert report.artifacts[0].latency is None and report.artifacts[0].memory is None
+    measured = pipeline.bench(out, threads=1, steps=8, prompt=(5, 40), progress=QUIET).artifacts[0]
+    fresh, memory = measured.latency, measured.memory
     assert fresh is not None and fresh.kind == "measured" and fresh.threads == 1
     assert [p.tokens for p in fresh.prefill] == [5, 40]
     assert fresh.decode is not None and fresh.decode.ms_p50 > 0 and fresh.load_ms and fresh.peak_rss_bytes
     assert "--steps 8 --prompt 5,40" in fresh.command and fresh.host
+    assert (memory.host, memory.threads, memory.command) == (fresh.host, 1, fresh.command)
+    assert 5e6 < memory.decode.baseline_bytes < memory.decode.rss_bytes <= memory.decode.peak_bytes
+    assert memory.decode.mapped_bytes < memory.decode.rss_bytes
+    # The session of the prefill graph is on top, and nothing of it is in the process that decodes alone.
+    assert memory.all.rss_bytes > memory.decode.rss_bytes + 1e6
+    assert abs(memory.all.baseline_bytes - memory.decode.baseline_bytes) < 1e6
+    assert memory.prompt_tokens == 47
     with pytest.raises(UsageError, match="context of 48"):
         pipeline.bench(out, threads=1, steps=8, prompt=(49,), progress=QUIET)
 

@@ -248,6 +248,7 @@ def test_bench_measures_in_core_ml_and_names_what_on(dists, mac, monkeypatch, tm
     (artifact,) = report.artifacts
     assert artifact.status == "verified-by-evaluator"
     latency = artifact.latency
+    assert artifact.memory is None
     assert latency.kind == "measured" and latency.threads == 0
     assert latency.host == "Apple M9 (Mac99,1), macOS 15.5, Core ML with compute units cpu-gpu"
     assert latency.command.endswith("--compute-units cpu-gpu --steps 4 --prompt 20")

@@ -211,12 +211,15 @@ def test_evaluate_gives_the_references_logits(builds):
 
 def test_bench_measures_and_says_how(builds):
     out, report = builds["fp32"]
-    assert report.artifacts[0].latency is None
-    fresh = pipeline.bench(out, threads=1, steps=8, prompt=(5, 40), progress=QUIET).artifacts[0].latency
+    assert report.artifacts[0].latency is None and report.artifacts[0].memory is None
+    measured = pipeline.bench(out, threads=1, steps=8, prompt=(5, 40), progress=QUIET).artifacts[0]
+    fresh, memory = measured.latency, measured.memory
     assert fresh is not None and fresh.kind == "measured" and fresh.threads == 1
     assert [p.tokens for p in fresh.prefill] == [5, 40]
     assert fresh.decode is not None and fresh.decode.ms_p50 > 0 and fresh.load_ms and fresh.peak_rss_bytes
     assert "--steps 8 --prompt 5,40" in fresh.command and fresh.host
+    assert 5e6 < memory.decode.baseline_bytes < memory.decode.rss_bytes <= memory.decode.peak_bytes
+    assert memory.all.rss_bytes > memory.decode.baseline_bytes and memory.prompt_tokens == 47
     with pytest.raises(UsageError, match="context of 48"):
         pipeline.bench(out, threads=1, steps=8, prompt=(49,), progress=QUIET)
 

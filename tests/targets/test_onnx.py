@@ -19,6 +19,7 @@ from needle_export.measure import parity
 from needle_export.targets.onnx.builder import Builder, features
 from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.targets.onnx.store import WeightFile
+from needle_export.targets.onnx.target import OnnxTarget
 from tests.support.geometries import VARIANTS
 from tests.support.programs import compile_onnx, sample_checkpoint, tokens
 
@@ -206,3 +207,12 @@ def test_a_damaged_graph_is_refused_in_one_sentence(damage, artifact, tmp_path):
     with pytest.raises(BadInput) as refusal:
         OnnxRunner(tmp_path)
     assert "prefill.onnx" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_decode_alone_opens_one_graph_and_computes_the_same(artifact):
+    folder, ids = artifact[0], tokens(SMALL, 9)
+    alone = OnnxTarget().open_decode(folder)
+    assert set(alone.sessions) == {"decode"} and alone.max_chunk == 1
+    whole = OnnxRunner(folder)
+    stepped = np.concatenate([whole.feed(ids[i : i + 1]) for i in range(len(ids))])
+    assert np.array_equal(alone.feed(ids), stepped)
