@@ -25,9 +25,10 @@ from needle_export.config.options import COMPUTE_UNITS
 @json_option
 def command(folder: Path, threads: int, steps: int, prompt: tuple[int, ...] | None, compute_units: str | None,
             as_json: bool) -> None:
-    """Measure how fast a published build is on this machine.
+    """Measure the speed and load memory of a published build here.
 
-    DIR is a folder that a build has written. A Core ML build is measured in Core ML, which needs macOS.
+    DIR is a folder that a build has written. A Core ML build is measured in Core ML, which needs macOS;
+    its memory isn't measured.
     """
     from needle_export import pipeline
 

@@ -13,6 +13,7 @@ import pytest
 
 from needle_export.checkpoint.geometry import PUBLISHED
 from needle_export.checkpoint.sample import write_sample
+from needle_export.measure import memory
 
 pytestmark = pytest.mark.published
 
@@ -66,6 +67,21 @@ def test_a_build_keeps_its_promises(weights, width, checkpoint, tmp_path):
     parts = artifact["state_bytes"]["by_part"]
     assert parts["keys"] == 20 * 1024 * 2 * 48 * 4 and parts["values"] == 20 * 1024 * 2 * 64 * 4
     assert peak < 5e9
+
+
+def test_loading_int4_for_decoding_takes_little_more_than_its_file(checkpoint, tmp_path):
+    out = tmp_path / "dist"
+    artifact, _, _ = build(checkpoint, out, "onnx", "int4", 1024)
+    size = artifact["size"]["total_bytes"]
+    assert size < 67e6
+    if memory.resident() is None:
+        pytest.skip("this system doesn't tell a process's resident size")
+    asked = {"threads": 1, "prompt": 0, "decode_alone": True}
+    decode = memory.measure("onnx", out, PUBLISHED.head_vocab, **asked)
+    assert decode["rss_bytes"] <= size + 80e6
+    both = memory.measure("onnx", out, PUBLISHED.head_vocab, **{**asked, "decode_alone": False})
+    # The second session packs the matrices again.
+    assert both["rss_bytes"] > decode["rss_bytes"] + 20e6
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
