@@ -18,8 +18,8 @@ _SORTS = tuple(name.replace("_", "-") for name in SORTS)
 @define("compare", "compare dist/fp16 dist/int8 dist/int4", "compare dist/* --sort decode",
         "compare dist/int8 dist-tflite/ --format markdown --out comparison.md", "compare dist/* --json")
 @click.argument("folders", type=artifact_folder, metavar="DIR...", nargs=-1, required=True)
-@click.option("--sort", type=click.Choice(_SORTS), default=_SORTS[0], show_default=True,
-              help="Column to sort by, the best first.")
+@click.option("--sort", type=click.Choice(_SORTS), default=_SORTS[0], show_default=True, metavar="COLUMN",
+              help=f"Column to sort by, the best first: {', '.join(_SORTS)}.")
 @click.option("--format", "style", type=click.Choice(STYLES), default="text",
               show_default=True, help="How to write it.")
 @click.option("--out", type=new_file, metavar="FILE",
