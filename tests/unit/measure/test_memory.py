@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -81,3 +82,18 @@ def test_without_proc_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_process_that_fails_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"measuring failed: .*decode\.onnx"):
         memory.measure("onnx", tmp_path, 256, threads=1, prompt=0, decode_alone=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system can't be asked to drop cached pages")
+def test_cached_pages_are_dropped_before_a_process_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    for name in ("a", "inner/b"):
+        (tmp_path / name).write_bytes(bytes(5000))
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory.os, "posix_fadvise", lambda fd, at, count, advice: dropped.append(
+        (os.fstat(fd).st_ino, advice)))
+    monkeypatch.setattr(memory, "ask", lambda request: len(dropped))
+    # Both files, and before the process starts.
+    assert memory.measure("onnx", tmp_path, 256, threads=1, prompt=0, decode_alone=True) == 2
+    expected = [((tmp_path / name).stat().st_ino, os.POSIX_FADV_DONTNEED) for name in ("a", "inner/b")]
+    assert dropped == expected
