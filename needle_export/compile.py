@@ -131,8 +131,11 @@ class Compiler:
 
     # --- programs ----------------------------------------------------------------------------------
 
-    def program(self, rows: int | None) -> Program:
+    def program(self, rows: int | None, fold_diagonals: bool = True) -> Program:
         """Trace the cached step at T = rows (None: symbolic) and run all passes.
+
+        Args:
+            fold_diagonals: whether small matrices may take diagonals.
 
         Raises:
             FusionFailed: a promised rewrite fired too seldom; names the first block that lacks it, and why.
@@ -146,10 +149,12 @@ class Compiler:
             )
         engram = (geometry.engram_conv_taps,) if geometry.engram_layers else ()
         orders = geometry.engram_orders if geometry.engram_layers else ()
+        taps, fold = (geometry.qkv_conv_taps, *engram), self.fold_into_matrices
         passes = pipeline(
-            (geometry.qkv_conv_taps, *engram), orders, geometry.mhc_lanes, self.fold_into_matrices, bool(self.heads),
+            taps, orders, geometry.mhc_lanes, fold, bool(self.heads),
             _none if formats is None else formats.format_of,
             formats.of if formats and self.rotate else None,
+            fold_diagonals,
         )
         check_traced(program)
         fired = self._rewrite(program, passes, phase)
@@ -388,7 +393,11 @@ class Compiler:
 
 def _integers(scheme: Scheme) -> dict[tuple[str, int], Callable[[torch.Tensor], Quantized]]:
     """How to quantise the matrices whose inputs the runtime rounds, by (checkpoint tensor, layer)."""
+    made: dict[tuple[str, int], Callable[[torch.Tensor], Quantized]] = {}
     if scheme.activations in ("asymmetric", "symmetric"):
-        return {pair: partial(Rows.of, scheme.activations) for pair in scheme.int8}
-    forms = {name: Form.parse(name) for _, _, name in scheme.forms}
-    return {(s, n): partial(Blocks.of, form) for s, n, name in scheme.forms if (form := forms[name]) is not None}
+        made |= {pair: partial(Rows.of, scheme.activations) for pair in scheme.int8}
+    if scheme.activations is not None:
+        forms = {name: Form.parse(name) for _, _, name in scheme.forms}
+        whole = ((s, n, forms[name]) for s, n, name in scheme.forms)
+        made |= {(s, n): partial(Blocks.of, form, scheme.activations) for s, n, form in whole if form is not None}
+    return made

@@ -57,7 +57,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
 
     with stage(options.out) as folder:
         # Here already, as it says what is wrong with the environment.
-        others = find_target(options.target).other_runtimes(folder)
+        find_target(options.target).other_runtimes(folder)
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         target = find_target(options.target)
@@ -82,6 +82,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         cases = compiler.reference(options.seed)
         measured = _verify_new(target, folder, compiler, cases, options, progress)
         measured["weights"] = equal
+        others = target.other_runtimes(folder)
         runtimes, told = check_all(target, others, measured, str(options.schemes), cases, progress)
         compiled.notes += told
         report = Report(

@@ -41,7 +41,7 @@ SHARED = {
     ("targets", "graph.program"): "data types: what a target is handed to lower",
     ("targets", "graph.ops"): "the ops that a target lowers",
     ("targets.tflite", "graph.reference"): "constants that a lowering writes down: the hash's, the score of padding",
-    ("targets.tflite.store", "weights.int8"): "how an int8 weight is rounded, the same for every target",
+    ("targets.tflite.store", "weights"): "how a matrix is rounded, the same for every target",
     ("targets.constants", "weights.codes"): "rows of several matrices in codebook form below each other",
     ("targets.coreml.codebook", "graph.reference"): "the rotation's matrix, which a lowering writes down",
     ("targets.onnx.codebook", "graph.reference"): "the same",

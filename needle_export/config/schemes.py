@@ -67,7 +67,7 @@ ALL = (
     }),
     Scheme("int4", 4, "symmetric integers", {
         "onnx": Held(_BLOCKS, "int8, by 128 columns"),
-        "tflite": Held(why_not="not built yet: the runtime's 4-bit kernel aborts tflite-runtime 2.14"),
+        "tflite": Held("a float16 scale for 32 columns of a row; LiteRT only", "int8, by row"),
         "coreml": Held("a float16 scale for 32 columns of a row; from iOS 18 on"),
     }),
     Scheme("int2", 2, "symmetric integers: -1, 0, 1", {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from needle_export.targets.base import ReadMatrix, RowsOf
 
 Rows = tuple[NDArray[Any], NDArray[np.float32] | None]
-"""Values [O, I], and the factors [O] of the rows' results behind the product, if there are any."""
+"""Values [O, I], and if there are any, factors of the rows' results [O], or of each K columns' share [O, I / K]."""
 
 
 class Wanted(Protocol):
@@ -124,7 +124,7 @@ def _is_there(key: Key, reference: Reference, found: Compared) -> bool:
         theirs, their_scales = wanted.load()
         if theirs.shape != values.shape or _differ(theirs, values).any():
             continue
-        if scales is None or (their_scales is not None and (_bits(scales) == _bits(their_scales)).all()):
+        if scales is None or (their_scales is not None and not _differ(scales, their_scales).any()):
             found.covered[key] = found.covered[other]
             return True
     return False
@@ -196,11 +196,19 @@ def _compare_rows(
     # A factor behind a product that isn't one of this matrix belongs to something else, as a norm.
     factors = None if scales is None or matrix.scales is None else matrix.scales[at]
     if factors is not None and scales is not None:
-        wrong |= _bits(factors) != _bits(scales)
+        if factors.shape != scales.shape:
+            return f"{_of(wanted)}: {_per_row(factors)} scales of a row are stored, not {_per_row(scales)}"
+        unequal = _differ(factors, scales)
+        if matrix.behind is not None and unequal.any():
+            # Unless it is: then the reference's scales hold it.
+            factors = factors * matrix.behind[at].reshape(-1, *[1] * (factors.ndim - 1))
+            unequal = _differ(factors, scales)
+        wrong |= unequal
     if wrong.any():
         return _describe(have, factors, values, scales, wrong, reference, key, rows.start)
     seen = found.covered.setdefault(key, np.zeros(wanted.rows, np.bool_))
-    found.bytes += int((~seen[rows]).sum()) * (have.itemsize * have.shape[1] + 4 * (scales is not None))
+    one_factor = scales is not None and (scales.ndim == 1 or matrix.behind is not None)
+    found.bytes += int((~seen[rows]).sum()) * matrix.row_bytes(one_factor)
     seen[rows] = True
     return None
 
@@ -221,7 +229,10 @@ def _describe(
     places = np.flatnonzero(_bits(have[row]) != _bits(values[row]))
     if not len(places):
         assert have_scales is not None and scales is not None
-        return f"{what}whose scale is {have_scales[row]:.9g} and not {scales[row]:.9g}"
+        mine, right = have_scales[row].reshape(-1), scales[row].reshape(-1)
+        run = int(np.argmax(_bits(mine) != _bits(right)))
+        which = f" of columns {run * len(values[row]) // len(right)} and on" if len(right) > 1 else ""
+        return f"{what}whose scale{which} is {mine[run]:.9g} and not {right[run]:.9g}"
     other = _whose(have[row], reference, key)
     if other:
         return f"{what}which holds {other}"
@@ -259,6 +270,10 @@ def _first(matrix: ReadMatrix) -> str:
     return matrix.places[0].name
 
 
+def _per_row(scales: NDArray[np.float32]) -> int:
+    return int(scales[:1].size)
+
+
 def _kind(values: NDArray[Any]) -> str:
     return f"{values.dtype.name} {list(values.shape)}"
 
@@ -268,7 +283,7 @@ def _differ(have: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
     wrong = np.zeros(len(have), np.bool_)
     for start in range(0, len(have), _ROWS):
         rows = slice(start, start + _ROWS)
-        wrong[rows] = (_bits(have[rows]) != _bits(want[rows])).any(axis=1)
+        wrong[rows] = (_bits(have[rows]) != _bits(want[rows])).reshape(len(wrong[rows]), -1).any(axis=1)
     return wrong
 
 

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from needle_export.weights import int8
 from needle_export.weights.forms import Form
-from needle_export.weights.linear import dynamic_blocks
+from needle_export.weights.linear import dynamic_blocks, dynamic_row_blocks
+from needle_export.weights.scheme import Activations
 
 #: Sources whose rows are read one by one. The others are kernels [.., I, O]: what is stored as a row is a column.
 _TABLES = ("embedding/embedding", "engrams/embedding")
@@ -63,22 +64,30 @@ class Rows:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A scale for each run of columns of a row, which rounds its inputs as well.
+    """A scale for each run of columns of a row.
 
     Attributes:
         form: of integers.
         values: int8 [O, I].
         scales: float16 [O, I / K].
+        activations: whether inputs are rounded by the same runs or by row: ``blocks`` or ``asymmetric``.
     """
 
     form: Form
     values: Tensor
     scales: Tensor
+    activations: Activations
 
     @classmethod
-    def of(cls, form: Form, matrix: Tensor) -> Blocks:
-        """Of a matrix float32 [O, I]."""
-        return cls(form, *form.quantize(matrix))
+    def of(cls, form: Form, activations: Activations, matrix: Tensor) -> Blocks:
+        """Of a matrix float32 [O, I].
+
+        Raises:
+            ValueError: no runtime rounds the inputs of such a weight so.
+        """
+        if activations == "symmetric":
+            raise ValueError(f"inputs of {form.name} are rounded by runs, or asymmetrically by row")
+        return cls(form, *form.quantize(matrix), activations)
 
     def dequantized(self) -> Tensor:
         """See :class:`Quantized`."""
@@ -86,7 +95,8 @@ class Blocks:
 
     def product(self, x: Tensor, rows: int) -> Tensor:
         """See :class:`Quantized`."""
-        return dynamic_blocks(x, self.values[:rows], self.scales[:rows])
+        product = dynamic_blocks if self.activations == "blocks" else dynamic_row_blocks
+        return product(x, self.values[:rows], self.scales[:rows])
 
 
 class DynamicProducts(TorchFunctionMode):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from needle_export.model.dynamic import Quantized, Rows, matrices_of
+from needle_export.model.dynamic import Blocks, Quantized, Rows, matrices_of
 from needle_export.model.step import Step, factor_of, parameter_sources
 
 
@@ -28,8 +28,9 @@ class Matrix:
         tensor: of the checkpoint, with the site's number where each site has one.
         role, layer: of it; -1: of no block.
         rows: O.
-        dtype: ``int8``, ``float16`` or ``float32``.
-        load: values [O, I] in that format, and the factors [O] of the rows' results, or None where they have none.
+        dtype: ``int8``, ``float16`` or ``float32``; levels of fewer bits are int8.
+        load: values [O, I] in that format, and the factors of the rows' results [O], or of each K columns' share in
+            them [O, I / K], or None where they have none.
     """
 
     tensor: str
@@ -66,6 +67,8 @@ def matrices(
             one = None if integers is None else integers[site]
             if isinstance(one, Rows):
                 dtype, load = "int8", partial(_integers, one.values, one.scales, factor)
+            if isinstance(one, Blocks):
+                dtype, load = "int8", partial(_integers, one.values, one.scales.float(), factor)
             key = (path.removeprefix("net."), site if several else -1)
             found[key] = Matrix(tensor, role, layer, len(matrix), dtype, load)
     return found

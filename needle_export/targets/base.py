@@ -115,8 +115,12 @@ class LoweringOptions:
 class Programs(Protocol):
     """What a target lowers: fused programs of one model, made when they are asked for."""
 
-    def program(self, rows: int | None) -> Any:
-        """The step at T rows, or at a symbolic T (None)."""
+    def program(self, rows: int | None, fold_diagonals: bool = True) -> Any:
+        """The step at T rows, or at a symbolic T (None).
+
+        Args:
+            fold_diagonals: whether the small matrices of the MLP may take constant factors.
+        """
 
     def head_program(self, name: str) -> Any:
         """What a probe head makes of its state."""
@@ -236,10 +240,14 @@ class ReadMatrix:
     Attributes:
         claim: what the artifact says that it is.
         folded: constants went into its numbers, as the artifact says: they are nobody's any more.
-        values: [O, I] as stored: int8, float16 or float32.
-        scales: float32 [O], what multiplies the rows' results behind the op; None if nothing does.
+        values: [O, I] as stored: int8, float16 or float32; levels of fewer bits as int8.
+        scales: float32 [O], what multiplies the rows' results behind the op, or [O, I / K], the matrix' own, each of K
+            columns of a row; None if there is nothing of the kind.
         places: the ops that read these values with these scales.
         fault: why it can't be read like this, or empty; then values and scales are empty too.
+        behind: float32 [O], what multiplies the rows' results behind an op whose matrix has scales of its own, if
+            anything does: a factor of its rows, or something else's.
+        bits: that a value takes in the file.
     """
 
     claim: RowsOf
@@ -248,6 +256,14 @@ class ReadMatrix:
     scales: NDArray[np.float32] | None
     places: tuple[Place, ...]
     fault: str = ""
+    behind: NDArray[np.float32] | None = None
+    bits: int = 0
+
+    def row_bytes(self, factors: bool) -> int:
+        """Bytes of a row in the file: values, a half for each scale of its own, a float where it has ``factors``."""
+        bits = self.bits or 8 * self.values.itemsize
+        runs = len(self.scales[0]) if self.scales is not None and self.scales.ndim == 2 else 0
+        return bits * len(self.values[0]) // 8 + 2 * runs + 4 * factors
 
 
 class Target(Protocol):

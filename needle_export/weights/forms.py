@@ -1,6 +1,7 @@
 """Names of the forms in which a matrix can be stored by its values alone, and what each makes of a matrix.
 
-``int8``, ``int4``, ``int2`` with ``x<K>``: symmetric integers with a half-precision scale for K columns of a row.
+``int8``, ``int4``, ``int2`` with ``x<K>``: symmetric integers with a half-precision scale for K columns of a row;
+with ``bf16`` behind, scales that bfloat16 holds as well, as XNNPACK's kernels need them.
 ``palette4`` with ``x<N>``: 16 half-precision levels for N rows.
 ``cq4``, ``cq2`` with ``x<g>``: the rotated codes of ``weights.cq`` in groups of g, made from floats.
 ``codebook1`` to ``codebook4`` with ``x<g>``: the same, a container's own: the checkpoint's numbers are theirs already.
@@ -18,7 +19,7 @@ from needle_export.weights.cq import codebook, decode, encode
 from needle_export.weights.linear import dequantize_blocks, quantize_blocks
 from needle_export.weights.palette import dequantize_palette, palettize
 
-_NAME = re.compile(r"(int|palette|cq|codebook)(\d)x(\d+)")
+_NAME = re.compile(r"(int|palette|cq|codebook)(\d)x(\d+)(bf16)?")
 
 
 @dataclass(frozen=True)
@@ -29,27 +30,32 @@ class Form:
         kind: ``int``, ``palette``, ``cq`` or ``codebook``.
         bits: of an entry.
         size: columns that share a scale or a norm, or rows that share a palette.
+        brain: scales have bfloat16's 8 digits at most.
     """
 
     kind: str
     bits: int
     size: int
+    brain: bool = False
 
     @property
     def name(self) -> str:
         """As a report has it: ``int4x32``."""
-        return f"{self.kind}{self.bits}x{self.size}"
+        return f"{self.kind}{self.bits}x{self.size}{'bf16' * self.brain}"
 
     @classmethod
     def parse(cls, name: str) -> Form | None:
         """The form of a name, or None if it is another dtype's."""
         match = _NAME.fullmatch(name)
-        return None if match is None else cls(match.group(1), int(match.group(2)), int(match.group(3)))
+        if match is None or (match.group(1) == "palette" and match.group(4)):
+            return None
+        kind, bits, size, brain = match.groups()
+        return cls(kind, int(bits), int(size), brain is not None)
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Values or indices [O, I], and scales or levels; of a float32 weight [O, I]."""
         if self.kind == "int":
-            return quantize_blocks(weight, self.bits, self.size)
+            return quantize_blocks(weight, self.bits, self.size, self.brain)
         return palettize(weight, self.bits, self.size)
 
     def dequantize(self, values: Tensor, extra: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def dynamic_linear(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | Non
     """
     _check(x, values, scales, bias)
     if activations == "asymmetric":
-        levels, step = _asymmetric(x)
+        levels, step = asymmetric(x)
     else:
         levels, step = _symmetric(x)
     # Products of integers below 2^15 and sums of them below 2^53 are exact in float64 whatever the order. The kernels
@@ -135,7 +135,7 @@ def _check(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> No
             raise ValueError(f"{name} must be float32 [{outputs}], not {vector.dtype} {tuple(vector.shape)}")
 
 
-def _asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
+def asymmetric(x: Tensor) -> tuple[Tensor, Tensor]:
     """Levels less their zero point, float32 [..., I], and the step between levels, float32 [..., 1].
 
     Source: ``xnn_qd8_asymmetric_quantization_params`` and ``f32-qs8-vcvt``, in float32 throughout. The range always

@@ -1,4 +1,4 @@
-"""Symmetric integer weights with a scale for each run of columns, and what ONNX Runtime computes with them.
+"""Symmetric integer weights with a scale for each run of columns, and what ONNX Runtime and XNNPACK compute with them.
 
 Dimension letters: O outputs (rows of a weight), I inputs (its columns), K columns that share a scale.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from needle_export.weights.int8 import asymmetric
 
-def quantize_blocks(weight: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
+
+def quantize_blocks(weight: Tensor, bits: int, block: int, brain: bool = False) -> tuple[Tensor, Tensor]:
     """Round a weight to signed integers with one half-precision scale for every ``block`` columns of a row.
 
     A scale is max|w| / (2^(bits-1) - 1), rounded to half precision; values are w / scale, rounded half to even, and
@@ -20,6 +22,7 @@ def quantize_blocks(weight: Tensor, bits: int, block: int) -> tuple[Tensor, Tens
         weight: float32 [O, I], finite.
         bits: 2 to 8.
         block: K, a divisor of I.
+        brain: round scales to bfloat16's 8 digits first, so that a runtime that keeps them as such has the same.
 
     Returns:
         Values int8 [O, I] and scales float16 [O, I / K], all positive.
@@ -32,7 +35,8 @@ def quantize_blocks(weight: Tensor, bits: int, block: int) -> tuple[Tensor, Tens
         raise ValueError(f"blocks of {block} don't divide {columns} columns")
     top = 2 ** (bits - 1) - 1
     runs = weight.reshape(rows, columns // block, block)
-    scales = (runs.abs().amax(-1) / top).half()
+    scales = runs.abs().amax(-1) / top
+    scales = (scales.bfloat16().float() if brain else scales).half()
     if not bool(torch.isfinite(scales).all()):
         raise ValueError("a scale is beyond half precision")
     tiny = torch.finfo(torch.float16).tiny
@@ -69,9 +73,8 @@ def dynamic_blocks(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     Raises:
         ValueError: a shape or a dtype doesn't fit.
     """
+    _check(x, values, scales)
     (outputs, inputs), runs = values.shape, scales.shape[1]
-    if x.dtype != torch.float32 or x.shape[-1] != inputs or len(scales) != outputs or inputs % runs:
-        raise ValueError(f"x {x.dtype} {tuple(x.shape)} doesn't fit values {tuple(values.shape)}, {runs} scales a row")
     pieces = x.reshape(-1, runs, inputs // runs)
     peak = pieces.abs().amax(-1)
     # Two divisions, not one and its inverse.
@@ -84,3 +87,45 @@ def dynamic_blocks(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         sums = levels[:, run] @ weight[:, run].T
         total += sums * steps[:, run, None] * scales[:, run].double()
     return total.float().reshape(*x.shape[:-1], outputs)
+
+
+def dynamic_row_blocks(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    """A product with such a weight as XNNPACK has it under LiteRT: every row of the input rounded to int8 by itself.
+
+    Levels are those of an int8 weight with a scale a row, asymmetric. Products and sums of a run are integers. The
+    kernel adds the runs up in float32, the zero point's share apart, in an order of its own; here that part is
+    float64, so the last bits may differ.
+
+    It keeps scales as bfloat16, whatever the file holds, and rounds others to that; an EMBEDDING_LOOKUP doesn't.
+
+    Sources: google/XNNPACK, ``src/qd8-f32-qb4w-gemm``; google-ai-edge/LiteRT, ``tflite/kernels/embedding_lookup.cc``.
+
+    Args:
+        x: float32 [..., I], finite.
+        values: int8 [O, I].
+        scales: [O, I / K], which bfloat16 holds.
+
+    Returns:
+        float32 [..., O].
+
+    Raises:
+        ValueError: a shape or a dtype doesn't fit, or a scale is none that the kernel has.
+    """
+    _check(x, values, scales)
+    wide = scales.float()
+    if not torch.equal(wide.bfloat16().float(), wide):
+        raise ValueError("a scale has more digits than bfloat16")
+    (outputs, inputs), runs = values.shape, scales.shape[1]
+    levels, step = asymmetric(x.reshape(-1, inputs))
+    pieces = levels.double().reshape(len(levels), runs, -1)
+    weight = values.reshape(outputs, runs, -1).double()
+    total = torch.zeros(len(levels), outputs, dtype=torch.float64)
+    for run in range(runs):
+        total += (pieces[:, run] @ weight[:, run].T) * wide[:, run].double()
+    return (total * step.double()).float().reshape(*x.shape[:-1], outputs)
+
+
+def _check(x: Tensor, values: Tensor, scales: Tensor) -> None:
+    (outputs, inputs), runs = values.shape, scales.shape[1]
+    if x.dtype != torch.float32 or x.shape[-1] != inputs or len(scales) != outputs or inputs % runs:
+        raise ValueError(f"x {x.dtype} {tuple(x.shape)} doesn't fit values {tuple(values.shape)}, {runs} scales a row")

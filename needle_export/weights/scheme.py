@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: How a runtime rounds the inputs of products with integer weights: by row, in one of the two ways of ``weights.int8``,
-#: or by the runs of columns that share a scale, as ``weights.linear`` has it.
+#: or by the runs of columns that share a scale, as ``weights.linear`` has it. By row says nothing of the weights: they
+#: may have a scale a row or one for each run.
 Activations = Literal["asymmetric", "symmetric", "blocks"]
 
 

@@ -25,7 +25,9 @@ from needle_export.report.text import render_text
 from needle_export.targets.ports import CONTRACT_KEY
 from needle_export.targets.tflite import legacy
 from needle_export.targets.tflite.analysis import count_ops, metadata, read_graph
+from needle_export.targets.tflite.blocks import Packed
 from needle_export.targets.tflite.target import TfliteTarget
+from needle_export.weights.forms import Form
 from needle_export.weights.int8 import quantize_rows
 from tests.support.containers import container_bytes
 from tests.support.tflite_builds import BUCKETS, CONTEXT, GEOMETRY, QUIET, options
@@ -33,7 +35,9 @@ from tests.support.tflite_builds import BUCKETS, CONTEXT, GEOMETRY, QUIET, optio
 pytest.importorskip("litert_torch")
 pytest.importorskip("ai_edge_litert")
 
-SCHEMES = ("fp32", "fp16", "int8")
+SCHEMES = ("fp32", "fp16", "int8", "int4")
+INTEGERS = ("int8", "int4")
+COND = "stack/layers/block/hadamard_mlp"
 SIGNATURES = {"decode", "prefill_8", "prefill_16"}
 
 
@@ -62,7 +66,7 @@ def test_the_report_tells_what_was_proven(weights, builds):
     assert measured["distinct_predictions"] > measured["positions"] // 5
     assert measured["max_abs"] <= measured["tolerance"]["logits"]
     assert measured["state_max_abs"] <= measured["tolerance"]["state"]
-    if weights != "int8":
+    if weights not in INTEGERS:
         assert measured["steps"] == measured["argmax_equal"] == measured["top5_equal"]
         assert measured["max_abs"] < 1e-5 and measured["state_max_abs"] < 1e-5 and measured["sqnr_db"] > 100
         assert measured["sensitivity"] is None and measured["tolerance"]["ties"] == 0
@@ -70,7 +74,8 @@ def test_the_report_tells_what_was_proven(weights, builds):
         assert fusion.fused == fusion.expected, name
     assert set(artifact.versions) >= {"ai-edge-litert", "litert-converter", "litert-torch", "torch"}
     assert bool(artifact.kept_float) == (weights != "fp32") and all(k.reason for k in artifact.kept_float)
-    assert any(weights in note for note in artifact.notes) == (weights != "fp32")
+    word = {"int4": "4-bit"}.get(weights, weights)
+    assert any(word in note for note in artifact.notes) == (weights != "fp32")
 
 
 @pytest.mark.parametrize("weights", SCHEMES)
@@ -79,8 +84,10 @@ def test_the_ledger_shows_unpadded_widths(weights, builds):
     roles = artifact.size.by_role
     assert sum(roles.values()) + artifact.size.overhead_bytes == artifact.size.total_bytes
     assert set(roles) == {"routing", "content", "memory", "mixing", "lanes", "vocabulary", "norms"}
-    # q and k are 48 wide and v, gate and out 64. Of int8 a row has a scale beside its bytes; taps are never narrowed.
-    g, element, scale = GEOMETRY, {"fp32": 4, "fp16": 2, "int8": 1}[weights], 4 * (weights == "int8")
+    # q and k are 48 wide and v, gate and out 64. Of int8 a row has a scale beside its bytes, of int4 a half for each
+    # 32 columns; taps are never narrowed.
+    g, element = GEOMETRY, {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.5}[weights]
+    scale = {"int8": 4, "int4": 2 * g.d_model // 32}.get(weights, 0)
     outputs = (g.num_heads + g.num_kv_heads) * g.qk_head_dim
     assert roles["routing"] == g.num_layers * outputs * (g.d_model * element + scale + 4 * g.qkv_conv_taps)
     assert roles["vocabulary"] == g.vocab_size * (g.d_model * element + scale)
@@ -118,6 +125,10 @@ def test_two_runtimes_give_the_references_results(weights, builds):
     assert (today.loaded, today.reproduced, today.reason) == (True, True, "")
     assert today.max_abs == artifact.parity["max_abs"]
     assert (older.runtime, older.version) == ("tflite-runtime", "2.14.0")
+    if weights == "int4":
+        assert (older.loaded, older.reproduced, older.max_abs) == (None, None, None)
+        assert older.reason.startswith("not tried: it has no kernel for 4-bit matrices")
+        return
     if legacy.find_legacy_python() is None:
         assert (older.loaded, older.reproduced, older.max_abs) == (None, None, None)
         assert older.reason.startswith("not tried: no Python with it")
@@ -311,19 +322,25 @@ def test_options_that_cannot_be_are_refused(changes, word, builds, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_int8_tells_the_schemes_loss_from_the_exports(builds):
-    measured = builds["int8"][1].artifacts[0].parity
+@pytest.mark.parametrize("weights", INTEGERS)
+def test_integers_tell_the_schemes_loss_from_the_exports(weights, builds):
+    measured = builds[weights][1].artifacts[0].parity
     moved, tolerance, loss = measured["sensitivity"], measured["tolerance"], measured["scheme_loss"]
     floor = parity.tolerance_of("fp32", None)
     assert tolerance["logits"] == max(2 * moved["logits"], floor.logits) > 10 * floor.logits
     assert tolerance["state"] == max(2 * moved["state"], floor.state) and tolerance["ties"] == 4 * moved["logits"]
-    # What rounding to int8 costs is far more than what the file adds to it, and both are told.
+    # What rounding to integers costs is far more than what the file adds to it, and both are told.
     assert loss["max_abs"] > 2 * measured["max_abs"] > 0 and loss["kl"] > 5 * measured["kl"]
     scheme = measured["scheme"]
     assert scheme["activations"] == "asymmetric" and scheme["halves"] == []
-    sources = {source for source, _ in scheme["int8"]}
-    assert {"embedding/embedding", "engrams/embedding"} < sources
-    assert [layer for source, layer in scheme["int8"] if source.endswith("q_proj/kernel")] == [0, 1, 2, 3, 4]
+    pairs = [*map(tuple, scheme["int8"]), *((source, layer) for source, layer, _ in scheme["forms"])]
+    assert {("embedding/embedding", -1), ("engrams/embedding", -1)} < set(pairs) and len(set(pairs)) == len(pairs)
+    assert [layer for source, layer in pairs if source.endswith("q_proj/kernel")] == [0, 1, 2, 3, 4]
+    if weights == "int4":
+        assert {form for *_, form in scheme["forms"]} == {"int4x32bf16"}
+        # Rows of 16 and of 8 columns, which no block divides; nothing is folded, and no matrix stays float.
+        assert {source.rpartition("/")[0] for source, _ in scheme["int8"]} == {"engrams", COND}
+        assert measured["weights"]["folded"] == 0
 
 
 def test_int8_lies_in_the_file_once_and_as_int8(builds):
@@ -346,6 +363,22 @@ def test_int8_lies_in_the_file_once_and_as_int8(builds):
     for matrix in (checkpoint.tensors["embedding/embedding"], *out_proj.transpose(0, 2, 1)):
         values, _ = quantize_rows(torch.from_numpy(np.ascontiguousarray(matrix, np.float32)))
         assert data.count(values.numpy().tobytes()) == 1
+
+
+def test_int4_lies_in_the_file_once_and_as_int4(builds):
+    out, report = builds["int4"]
+    path, checkpoint = out / "model.tflite", read_checkpoint(builds.checkpoint)
+    for graph in read_graph(path):
+        table = {t for t, tensor in enumerate(graph.tensors) if tensor.shape == (GEOMETRY.vocab_size, GEOMETRY.d_model)}
+        readers = {(op.name, graph.tensors[op.inputs[1]].dtype) for op in graph.ops if table & set(op.inputs[1:2])}
+        assert readers == {("EMBEDDING_LOOKUP", "int4"), ("FULLY_CONNECTED", "int4")}
+        assert {t.quantized for t in graph.tensors if t.dtype == "int4"} == {"blockwise"}
+    data, embedding = path.read_bytes(), checkpoint.tensors["embedding/embedding"]
+    values, scales = Form("int", 4, 32, brain=True).quantize(torch.from_numpy(np.asarray(embedding, np.float32)))
+    packed = Packed.of(values.numpy(), scales.numpy())
+    assert data.count(packed.levels.tobytes()) == data.count(packed.scales.tobytes()) == 1
+    kept = report.artifacts[0].kept_float
+    assert kept and all("Kronecker factor" in k.reason for k in kept)
 
 
 def test_the_report_survives_its_own_file(builds):

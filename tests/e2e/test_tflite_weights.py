@@ -97,12 +97,12 @@ def wide(folder, **changes):
     return options(folder / "wide.safetensors", folder / "dist", **asked)
 
 
-@pytest.mark.parametrize(("weights", "kind"), [("int8", "int8"), ("fp16", "halves")])
+@pytest.mark.parametrize(("weights", "kind"), [("int8", "int8"), ("fp16", "halves"), ("int4", "forms")])
 def test_factors_sites_a_cut_vocabulary_and_a_head(weights, kind, tmp_path):
     asked = wide(tmp_path, weights=weights)
     report = pipeline.build(asked, QUIET)
     artifact = report.artifacts[0]
-    assert {source for source, _ in artifact.parity["scheme"][kind]} >= {
+    assert {source for source, *_ in artifact.parity["scheme"][kind]} >= {
         "stack/mhc_phi_res",
         "engrams/key_proj/kernel",
         "engrams/embedding",
@@ -110,13 +110,14 @@ def test_factors_sites_a_cut_vocabulary_and_a_head(weights, kind, tmp_path):
         "confidence_head/proj/kernel",
     }
     # Of attention and lanes, the tables, the sites, the head. The last block's lanes aren't mixed any more, and what is
-    # left of their matrix is small.
-    assert artifact.parity["weights"]["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1
-    assert artifact.parity["weights"]["folded"] == 2 * 3 + 1  # the MLP's, and that one
+    # left of their matrix is small, as the MLP's two are; at 4 bits that is no reason.
+    small = (2 + 2 * 3) * (weights == "int4")
+    assert artifact.parity["weights"]["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + small
+    assert artifact.parity["weights"]["folded"] == (0 if small else 2 * 3 + 1)
     assert pipeline.verify(asked.out, checkpoint=asked.checkpoint, progress=QUIET) == report
 
 
-@pytest.mark.parametrize("weights", ["int8", "fp16"])
+@pytest.mark.parametrize("weights", ["int8", "fp16", "int4"])
 def test_equal_matrices_are_no_fault(weights, tmp_path):
     """They become one constant, under the name of one: of two blocks, of two of a block, of two sites."""
     tensors = dict(make_sample(WIDE, 4))
@@ -127,7 +128,7 @@ def test_equal_matrices_are_no_fault(weights, tmp_path):
     asked = wide(tmp_path, weights=weights)
     write_checkpoint(tmp_path / "wide.safetensors", WIDE, tensors)
     compared = pipeline.build(asked, QUIET).artifacts[0].parity["weights"]
-    assert compared["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1
+    assert compared["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + (2 + 2 * 3) * (weights == "int4")
 
 
 def test_what_the_names_could_hide_the_logits_find(tmp_path, monkeypatch):
@@ -251,6 +252,50 @@ def test_ops_of_two_blocks_that_read_each_others_matrices(refused):
 def test_a_scale_in_the_tensor(refused):
     said = refused(lambda file: file.tensor_scale("layers.2.attention.out_proj", 1.001))
     assert said.startswith("the matrix layers.2.attention.out_proj: its tensor has a scale other than 1")
+
+
+# In blocks of 4 bits
+
+
+def test_one_level_of_four_bits(refused):
+    def flip(levels):
+        levels[77, 15] ^= 0x10
+
+    said = refused(lambda file: file.levels("layers.4.attention.out_proj").change(flip), weights="int4")
+    assert said.startswith(f"{OUT_PROJ} of block 4 (content): 1 of 96 rows differ, row 77 first, where 1 of 256 values")
+    assert "(at 31: " in said
+
+
+def test_the_last_digit_of_a_blocks_scale(refused):
+    def flip(scales):
+        scales.view("u2")[5, 2] ^= 1 << 3  # of the 8 that bfloat16 has
+
+    said = refused(lambda file: file.block_scales("layers.2.attention.out_proj").change(flip), weights="int4")
+    what = f"{OUT_PROJ} of block 2 (content): 1 of 96 rows differ, row 5 first, whose scale of columns 64"
+    assert said.startswith(what)
+
+
+def test_two_blocks_of_a_row_exchanged(refused):
+    def swap(file):
+        for part, width in ((file.levels, 16), (file.block_scales, 1)):
+            one, other = slice(0, width), slice(width, 2 * width)
+            part("embedding").change(partial(exchange, a=(3, one), b=(3, other)))
+
+    said = refused(swap, weights="int4")
+    assert said.startswith("embedding/embedding (vocabulary): 1 of ") and " rows differ, row 3 first, where " in said
+
+
+def test_the_last_bit_of_a_lanes_factor(tmp_path, monkeypatch):
+    """Behind the op, apart from the scales of blocks."""
+
+    def flip(factors):
+        factors.view("u4")[1] ^= 1
+
+    lanes = "layers.1.lanes.phi_pre+phi_post+phi_res"
+    spoil_finished(monkeypatch, lambda file: file.scales(lanes).change(flip))
+    said = r"phi_pre of block 1 .*: 1 of 2 rows differ, row 1 first, whose scale "
+    with pytest.raises(VerificationFailed, match=said):
+        pipeline.build(wide(tmp_path, weights="int4"), QUIET)
 
 
 # Later

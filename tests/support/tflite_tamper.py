@@ -12,6 +12,7 @@ import pytest
 
 from needle_export.targets.tflite.analysis import mapped, span_of
 from needle_export.targets.tflite.contract import FILE_NAME
+from needle_export.targets.tflite.quantization import blocks_of
 from needle_export.targets.tflite.target import TfliteTarget
 
 QKV = "q_proj+k_proj+v_proj+gate_proj[0:416]"
@@ -48,6 +49,19 @@ class Spoiled:
         with mapped(self.path) as (data, model):
             tensor = self._tensor(model, f"rows({name})")
             return self._bytes(data, model, tensor, kind)
+
+    def levels(self, name: str) -> Bytes:
+        """The bytes [O, I / 2] of the 4-bit matrix of this name, two levels each."""
+        found = self.matrix(name, "u1")
+        rows, columns = found.shape
+        return Bytes(found.path, found.start, "u1", (rows, columns // 2))
+
+    def block_scales(self, name: str) -> Bytes:
+        """The halves [O, I / 32] that scale the 4-bit matrix of this name."""
+        with mapped(self.path) as (data, model):
+            own = blocks_of(self._tensor(model, f"rows({name})"))
+            assert own is not None
+            return self._bytes(data, model, model.Subgraphs(0).Tensors(own.scales), "f2")
 
     def halves(self, name: str) -> Bytes:
         """The halves [O, I] that are widened into the matrix of this name."""

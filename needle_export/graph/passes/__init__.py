@@ -23,6 +23,7 @@ def pipeline(
     probed: bool = False,
     scheme_of: Callable[[Sequence[Part]], str] = lambda parts: "",
     codes_of: Callable[[Weight], Sequence[Any] | None] | None = None,
+    fold_diagonals: bool = True,
 ) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
 
@@ -32,6 +33,8 @@ def pipeline(
         probed: whether the step feeds a probe head.
         scheme_of: a weight's number format by its parts: matrices of several aren't merged.
         codes_of: a weight's codes where it is to be in codebook form; None if none is.
+        fold_diagonals: whether the small matrices that condition the MLP may take its diagonals; not where they are
+            stored as integers of the checkpoint's values.
     """
     traced, fused = frozenset({"traced"}), frozenset({"fused"})
     tidy = frozenset({"constants folded"})
@@ -50,10 +53,10 @@ def pipeline(
         # Regroups the split that merging left.
         Pass("join heads", merged, merged, projections.join_heads),
         Pass("fold gates", tidy, tidy, algebra.fold_gates),
-        Pass("fold bias", tidy, tidy, algebra.fold_bias),
+        Pass("fold bias", tidy, tidy, partial(algebra.fold_bias, diagonals=fold_diagonals)),
         Pass("trim kronecker", tidy, tidy, algebra.trim_kronecker),
         # Needs the diagonal next to the norm, where trimming puts it.
-        Pass("absorb diagonal", tidy, tidy, algebra.absorb_diagonal),
+        *([Pass("absorb diagonal", tidy, tidy, algebra.absorb_diagonal)] if fold_diagonals else []),
         Pass("cancel residual", tidy, tidy, algebra.cancel_residual),
         Pass("drop unread mixing", tidy, tidy, algebra.drop_unread_mixing),
         Pass("hoist norms", tidy, tidy, algebra.hoist_norms),

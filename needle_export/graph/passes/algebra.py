@@ -10,7 +10,7 @@ from torch import fx
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired, Left
 from needle_export.graph.passes.constants import derived_parts
-from needle_export.graph.program import FxNode, Part, Program, Weight, layer_of
+from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight, layer_of
 
 aten = torch.ops.aten
 
@@ -40,8 +40,8 @@ def fold_gates(program: Program) -> Fired:
     return fired
 
 
-def fold_bias(program: Program) -> Fired:
-    """``c + x @ W`` becomes a linear with bias, and a diagonal behind a small one goes into it."""
+def fold_bias(program: Program, diagonals: bool = True) -> Fired:
+    """``c + x @ W`` becomes a linear with bias, and a diagonal behind a small one goes into it, if ``diagonals``."""
     fired = Fired()
     linear = op("scaled_linear")
     for node in program.nodes(aten.add.Tensor):
@@ -52,13 +52,14 @@ def fold_bias(program: Program) -> Fired:
         if weight is None or isinstance(constant, fx.Node) or len(product.users) != 1:
             continue
         width = int(weight.value.shape[-1])
-        bias = Weight(f"{weight.name}.bias", torch.full((width,), float(constant)), _one_part(weight, width), True)
+        nobodys = (Part(f"{weight.name}.bias", CONSTANT, -1, width),)
+        bias = Weight(f"{weight.name}.bias", torch.full((width,), float(constant)), nobodys, True)
         one = Weight(f"{weight.name}.one", torch.ones(()), _one_part(weight, 1), True)
         args = (product.args[0], product.args[1], program.add_weight(bias), program.add_weight(one))
         node.replace_all_uses_with(program.call(node, linear, args, like=node))
         fired.add("fold_bias", layer_of(node))
     program.sweep()
-    for node in program.nodes(aten.mul.Tensor):
+    for node in program.nodes(aten.mul.Tensor) if diagonals else ():
         factor, inner = node.args
         diagonal = program.weight_of(factor)
         if diagonal is None or not isinstance(inner, fx.Node) or inner.target is not linear:

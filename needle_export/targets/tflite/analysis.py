@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from needle_export.errors import BadInput
+from needle_export.targets.tflite.quantization import scale_buffers
 
 #: What the runtime calls the node that stands for a partition.
 DELEGATE = "DELEGATE"
@@ -364,11 +365,11 @@ def _subgraph_of(model: Any, name: str, path: Path) -> int:
 def _put_first(data: mmap.mmap, model: Any, index: int, copy: Path) -> None:
     """Write the model with a subgraph exchanged with the first one, and without large constants.
 
-    Where the cuts are depends on a weight's type and shape, not on its numbers, so holes stand for them. Small
-    constants are axes and shapes, which do matter. The copy's signatures, and ops that call a
-    subgraph by its number, would reach the wrong one: neither is run.
+    Cuts depend on a weight's type and shape, so holes stand for numbers, but for small constants, which are axes and
+    shapes, and scales of blocks, which must not be 0. Signatures of the copy lead to wrong subgraphs; none is run.
     """
-    holes = sorted(span_of(data, model.Buffers(i)) for i in range(model.BuffersLength()))
+    kept = scale_buffers(model)
+    holes = sorted(span_of(data, model.Buffers(i)) for i in range(model.BuffersLength()) if i not in kept)
     with copy.open("wb") as out:
         start = 0
         for hole, size in holes:

@@ -148,8 +148,8 @@ def kronecker(b: Builder, n: FxNode) -> None:
     rows, inner = left.value.shape[0], right.value.shape[0]
     lead = () if b.rows == 1 else (b.rows,)
     value = b.get(x, (*lead, rows, inner))
-    value = b.matmul(b.store.plain(left, np.ascontiguousarray(left.value.t().numpy())), value)
-    b.put(n, b.product(value, b.store.plain(right, np.ascontiguousarray(right.value.t().numpy()))))
+    value = b.matmul(b.store.kronecker(left, np.ascontiguousarray(left.value.t().numpy())), value)
+    b.put(n, b.product(value, b.store.kronecker(right, np.ascontiguousarray(right.value.t().numpy()))))
 
 
 def scaled_linear(b: Builder, n: FxNode) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from needle_export.errors import BadInput, UsageError
 from needle_export.targets.base import Floats, RuntimeRefused, Tokens
 from needle_export.targets.ports import CONTRACT_KEY
-from needle_export.targets.tflite.analysis import metadata
+from needle_export.targets.tflite.analysis import metadata, read_graph
 from needle_export.targets.tflite.legacy_worker import pack, unpack
 
 #: The release that is meant; what another one does says nothing about it.
@@ -53,6 +53,19 @@ _DYING = 60.0
 
 #: Bytes of the process's log that are looked at, from its end, and characters of a line that are shown.
 _LOG_BYTES, _WIDTH = 4096, 300
+
+
+def why_not(path: Path) -> str:
+    """Why a file isn't even opened there, or empty.
+
+    Where a file claims versions of ops that it knows, products with 4-bit matrices in blocks are 0 there.
+
+    Raises:
+        BadInput: the file is damaged.
+    """
+    if not any(tensor.dtype == "int4" for graph in read_graph(path) for tensor in graph.tensors):
+        return ""
+    return "not tried: it has no kernel for 4-bit matrices in blocks, and doesn't know the versions of ops that have"
 
 
 def find_legacy_python() -> Path | None:
@@ -98,6 +111,8 @@ class LegacyRunner:
 
     def __init__(self, path: Path, python: Path, *, threads: int = 1, timeout: float = TIMEOUT) -> None:
         contract = _read_contract(path)
+        if reason := why_not(path):
+            raise RuntimeRefused(f"was {reason}")
         self.context = int(contract["context"])
         self.max_chunk = max([1, *(int(b) for b in contract["buckets"])])
         self.position = 0

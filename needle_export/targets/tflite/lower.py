@@ -17,6 +17,7 @@ from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
 from needle_export.targets.ports import CONTRACT_KEY, Port
 from needle_export.targets.tflite import attention, elementwise, fused, probes
+from needle_export.targets.tflite.blocks import put_blocks
 from needle_export.targets.tflite.builder import Builder
 from needle_export.targets.tflite.store import WeightStore
 from needle_export.targets.views import Ref
@@ -99,6 +100,8 @@ class Exporter:
         config.enable_x64 = False
         converter_api_ext.run_convert_to_tfl_passes(merged, passmanager.PassManager(), config)
         converter_api_ext.export_flatbuffer_to_file(operation, str(path))
+        if self.store.carried:
+            put_blocks(path, self.store.carried)
 
 
 @contextlib.contextmanager

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from needle_export.targets.base import Place, ReadMatrix, RowsOf
 from needle_export.targets.tflite.analysis import Graph, Op, mapped, read_graph, span_of
+from needle_export.targets.tflite.blocks import BLOCK, unpack
+from needle_export.targets.tflite.quantization import blocks_of
 
 #: Ops that read a matrix row by row, as their second input: [O, I] or a table.
 _PRODUCT, _LOOKUP = "FULLY_CONNECTED", "EMBEDDING_LOOKUP"
 
-#: How elements lie in the file.
-_DTYPES = {"int8": np.int8, "float16": np.float16, "float32": np.float32}
+#: How elements lie in the file; of int4, two in each.
+_DTYPES = {"int4": np.uint8, "int8": np.int8, "float16": np.float16, "float32": np.float32}
 
 #: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y. The converter appends a running
 #: number to a name that it meets again, and drops one that ends in a colon.
@@ -73,17 +75,21 @@ def read_matrices(path: Path) -> Iterator[ReadMatrix]:
             subgraph = model.Subgraphs(model.SignatureDefs(number).SubgraphIndex())
             spans = [span_of(data, model.Buffers(t.buffer)) for t in graph.tensors]
             for use in _Reader(graph, spans, subgraph).uses():
-                key = (use.claim, use.folded, use.shape, use.dtype, use.values, use.scales, use.fault)
+                key = (use.claim, use.folded, use.shape, use.dtype, use.values, use.own, use.scales, use.fault)
                 if key in found:
                     found[key].places += use.places
                 else:
                     found[key] = use
     for use in found.values():
-        values, scales = np.empty((0, 0), np.int8), None
+        values, scales, behind = np.empty((0, 0), np.int8), None, None
+        bits = 4 if use.dtype == "int4" else 0
         if not use.fault:
-            values = _load(path, use.values, use.dtype).reshape(use.shape)
+            values = _load(path, use.values, use.dtype).reshape(use.shape[0], -1)
             scales = None if use.scales is None else _load(path, use.scales, "float32")
-        yield ReadMatrix(use.claim, use.folded, values, scales, tuple(use.places), use.fault)
+        if not use.fault and use.own is not None:
+            values, behind = unpack(values.view(np.uint8)), scales
+            scales = _load(path, use.own, "float16").reshape(use.shape[0], -1).astype(np.float32)
+        yield ReadMatrix(use.claim, use.folded, values, scales, tuple(use.places), use.fault, behind, bits)
 
 
 def _load(path: Path, span: _Span, dtype: str) -> NDArray[Any]:
@@ -94,13 +100,14 @@ def _load(path: Path, span: _Span, dtype: str) -> NDArray[Any]:
 
 @dataclass
 class _Use:
-    """A matrix and its scales by their places in the file, and the ops that use them so."""
+    """A matrix, its own scales and those behind the op by their places in the file, and the ops that use them so."""
 
     claim: RowsOf
     folded: bool
     shape: tuple[int, ...]
     dtype: str
     values: _Span
+    own: _Span | None = None
     scales: _Span | None = None
     fault: str = ""
     places: list[Place] = field(default_factory=list)
@@ -135,7 +142,7 @@ class _Reader:
                 # Widened by an op of its own, whose result carries the name.
                 for wide in self.readers.get(index, []):
                     yield from self._of(index, wide.outputs[0] if wide.name == "DEQUANTIZE" else index)
-            elif tensor.dtype == "int8" or parse_name(tensor.name):
+            elif tensor.dtype in ("int4", "int8") or parse_name(tensor.name):
                 yield from self._of(index, index)
 
     def _of(self, stored: int, read: int) -> Iterator[_Use]:
@@ -147,6 +154,11 @@ class _Reader:
             use.places.append(self._place(op))
             if len(constant.shape) != 2 or op.name not in (_PRODUCT, _LOOKUP) or op.inputs[1] != read:
                 use.fault = f"{op.name} reads it, not as a matrix of rows"
+            elif constant.dtype == "int4":
+                use.own = self._blocks(stored, constant.shape)
+                use.scales = self._scales(op, constant.shape[0])
+                if use.own is None:
+                    use.fault = f"its tensor has no half-precision scale for every {BLOCK} columns"
             elif constant.dtype == "int8" and not self._bare(stored):
                 use.fault = "its tensor has a scale other than 1, or a zero point"
             else:
@@ -166,6 +178,16 @@ class _Reader:
         if own is None or own.ScaleLength() != 1 or own.ZeroPointLength() > 1:
             return False
         return bool(own.Scale(0) == 1.0 and (own.ZeroPointLength() == 0 or own.ZeroPoint(0) == 0))
+
+    def _blocks(self, index: int, shape: tuple[int, ...]) -> _Span | None:
+        """Where the scales of a matrix in blocks lie, if its quantisation is of that form."""
+        own = blocks_of(self.subgraph.Tensors(index))
+        if own is None or own.size != BLOCK or own.zero_points >= 0 or own.axis or len(shape) != 2 or shape[1] % BLOCK:
+            return None
+        scales = self.graph.tensors[own.scales]
+        if not scales.constant or scales.dtype != "float16" or scales.shape != (shape[0], shape[1] // BLOCK):
+            return None
+        return self.spans[own.scales]
 
     def _scales(self, op: Op, rows: int) -> _Span | None:
         """Where the factors lie that multiply the rows' results, if a MUL alone reads them and has a factor a row.

@@ -14,11 +14,20 @@ from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets import constants
 from needle_export.targets.constants import short_name
+from needle_export.targets.tflite.blocks import BLOCK, Packed
 from needle_export.targets.tflite.readback import tensor_name
+from needle_export.weights.forms import Form
 from needle_export.weights.int8 import quantize_rows
 
-#: Matrices with fewer elements stay float32: converting their input at every step would cost more than the bytes.
+#: Matrices with fewer elements stay float32: converting their input at every step would cost more than the bytes. At
+#: 4 bits it's the bytes that count.
 SMALL = 10_000
+
+#: How 4-bit matrices are stored.
+INT4 = Form("int", 4, BLOCK, brain=True)
+
+#: What a Kronecker factor stays float32 for, where matrices don't.
+_FACTOR = "a Kronecker factor of the MLP: the runtime has no product of float32 with integers on the left"
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class Stored:
 class Matrix:
     """A stored matrix: the operand, and the scales of its rows [O] that multiply behind the op, if it has any.
 
+    Of a matrix in blocks these are factors of the model's own; scales of blocks lie in its tensor.
+
     Scales of int8 rows are not the tensor's own: tflite-runtime 2.14 reads one scale a tensor, and returns zeros where
     there are more. With a scale of 1 in the tensor and a MUL behind the op, every runtime computes the same.
     """
@@ -59,6 +70,9 @@ class WeightStore:
         self.stored: dict[str, Stored] = {}
         self._attributes: dict[tuple[str, str, tuple[int, ...]], Any] = {}
         self._quantized: dict[str, tuple[Any, Any]] = {}
+        #: Matrices in blocks, by digest of the int8 constant that carries each through the converter.
+        self.carried: dict[str, Packed] = {}
+        self._packed: dict[str, Packed] = {}
 
     def constant(self, data: npt.NDArray[Any]) -> Any:
         """A constant that belongs to no checkpoint tensor."""
@@ -73,6 +87,10 @@ class WeightStore:
         self._note(digest, Stored(short_name(weight.name), "float32", weight.parts, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
 
+    def kronecker(self, weight: Weight, data: npt.NDArray[np.float32]) -> Any:
+        """A factor of a Kronecker product, which stays float32 in every scheme, as a Ref."""
+        return self.plain(weight, data, "" if self.rules.of(weight.parts) == "fp32" else _FACTOR)
+
     def matrix(
         self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None = None
     ) -> Matrix:
@@ -83,13 +101,12 @@ class WeightStore:
         """
         from needle_export.targets.views import Ref
 
-        scheme = self.rules.of_matrix(weight.parts)
-        reason = _why_float(scheme, weight, data.size)
-        if scheme == "fp32" or reason:
+        dtype, reason = self.form(weight, data)
+        if dtype == "float32":
             data = data if factor is None else data * factor[:, None]
             with _called(weight, weight.folded or factor is not None):
                 return Matrix(self.plain(weight, data, reason), None)
-        if scheme == "fp16":
+        if dtype == "float16":
             halves = data.astype(np.float16)
             attribute, kind, digest = self._attribute(halves)
             self._note(digest, Stored(short_name(weight.name), "float16", weight.parts))
@@ -98,7 +115,24 @@ class WeightStore:
             with _called(weight, weight.folded):
                 value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
             return Matrix(Ref(value, data.shape), factor)
-        return self._int8(weight, data, factor)
+        if dtype == "int8":
+            return self._int8(weight, data, factor)
+        return self._int4(weight, data, factor)
+
+    def form(self, weight: Weight, data: npt.NDArray[np.float32]) -> tuple[str, str]:
+        """What a matrix [O, I] is stored in, and why that is float32 where the scheme asks for less, or empty."""
+        scheme = self.rules.of_matrix(weight.parts)
+        if scheme == "fp32":
+            return "float32", ""
+        if scheme in ("fp16", "int4") and weight.folded:
+            kind = "halves" if scheme == "fp16" else "values"
+            return "float32", f"constants were folded into it, so its values are not the checkpoint's {kind}"
+        if scheme == "int4":
+            # A row that no block divides gets one scale, and the 8 bits that make up for it.
+            return ("int8" if data.shape[1] % BLOCK else INT4.name), ""
+        if data.size < SMALL:
+            return "float32", "small: converting its input at every step would cost more than the bytes"
+        return ("float16" if scheme == "fp16" else "int8"), ""
 
     def _int8(
         self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None
@@ -122,6 +156,31 @@ class WeightStore:
         self._note(digest, Stored(f"{short_name(weight.name)}.scales", "float32", shared))
         return Matrix(Ref(value, data.shape), scales)
 
+    def _int4(
+        self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None
+    ) -> Matrix:
+        """Carried as int8: the converter writes no scales by block; :mod:`blocks` puts the matrix into the file."""
+        from needle_export.targets.views import Ref
+
+        source = constants.digest(data)
+        if source not in self._packed:
+            try:
+                values, scales = INT4.quantize(torch.from_numpy(data))
+            except ValueError as fault:
+                raise constants.too_large(weight, str(fault)) from None
+            self._packed[source] = Packed.of(values.numpy(), scales.numpy())
+        packed = self._packed[source]
+        attribute, _, carrier = self._attribute(packed.carried())
+        self.carried[carrier] = packed
+        name, runs = short_name(weight.name), packed.scales.shape[1]
+        self._note(constants.digest(packed.levels), Stored(name, INT4.name, weight.parts))
+        shared = tuple(replace(p, elements=max(1, p.elements * runs // data.shape[1])) for p in weight.parts)
+        self._note(constants.digest(packed.scales), Stored(f"{name}.scales", INT4.name, shared))
+        kind = ir.Type.parse(f"tensor<{'x'.join(map(str, data.shape))}x!quant.uniform<i8:f32, 1.0>>")
+        with _called(weight, weight.folded):
+            value = _constant("tfl.pseudo_qconst", kind, value=attribute, qtype=ir.TypeAttr.get(kind))
+        return Matrix(Ref(value, data.shape), factor)
+
     def _attribute(self, data: npt.NDArray[Any]) -> tuple[Any, Any, str]:
         data = np.ascontiguousarray(data).reshape(data.shape)
         digest = constants.digest(data)
@@ -137,17 +196,6 @@ class WeightStore:
         if known.dtype == stored.dtype:
             new = tuple(p for p in stored.parts if p not in known.parts)
             self.stored[digest] = replace(known, parts=(*known.parts, *new))
-
-
-def _why_float(scheme: str, weight: Weight, size: int) -> str:
-    """Why a matrix stays float32 under its scheme, or empty."""
-    if scheme == "fp32":
-        return ""
-    if scheme == "fp16" and weight.folded:
-        return "constants were folded into it, so its values are not the checkpoint's halves"
-    if size < SMALL:
-        return "small: converting its input at every step would cost more than the bytes"
-    return ""
 
 
 def _constant(op: str, kind: Any, **attributes: Any) -> Any:

@@ -39,7 +39,12 @@ _SCHEME_NOTES = {
     " float32, and the tied embedding's three times that (its lookup and its product are widened apart)",
     "int8": "int8 weights with a scale a row, applied by a MUL behind the op, since tflite-runtime 2.14 reads one scale"
     " a tensor; inputs of their products are rounded to int8 row by row, at run time",
+    "int4": "4-bit weights with a half-precision scale for 32 columns of a row, which LiteRT reads (2.3 was tried) and"
+    " tflite-runtime 2.14 doesn't; inputs of their products are rounded to int8 row by row, at run time",
 }
+
+#: Schemes whose products round their inputs.
+_INTEGERS = ("int8", "int4")
 
 
 class TfliteTarget:
@@ -55,8 +60,8 @@ class TfliteTarget:
         return weights.schemes == ("fp32",)
 
     def activations(self, weights: Rules) -> str | None:
-        """XNNPACK's rounding of inputs, for int8."""
-        return "asymmetric" if "int8" in weights.schemes else None
+        """XNNPACK's rounding of inputs, by row whether the matrix has a scale a row or one for 32 columns."""
+        return "asymmetric" if set(_INTEGERS) & set(weights.schemes) else None
 
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
@@ -85,7 +90,7 @@ class TfliteTarget:
         path = folder / contract.FILE_NAME
         with exporter(options.weights) as target:
             for rows in (1, *options.buckets):
-                program = programs.program(rows)
+                program = programs.program(rows, fold_diagonals="int4" not in options.weights.schemes)
                 prepare(program, self.folds_into_matrices(options.weights))
                 target.add(
                     entry_name(rows),
@@ -165,13 +170,16 @@ class TfliteTarget:
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """tflite-runtime 2.14, which many shipped apps still link; in a Python of its own."""
-        from needle_export.targets.tflite.legacy import VERSION, LegacyRunner, find_legacy_python
+        from needle_export.targets.tflite.legacy import VERSION, LegacyRunner, find_legacy_python, why_not
 
+        path = folder / contract.FILE_NAME
+        if path.is_file() and (reason := why_not(path)):
+            return [OtherRuntime("tflite-runtime", VERSION, None, reason)]
         python = find_legacy_python()
         if python is None:
             reason = "not tried: no Python with it was found (NEEDLE_EXPORT_TFLITE_PYTHON names one)"
             return [OtherRuntime("tflite-runtime", VERSION, None, reason)]
-        opener: Callable[[], Any] = partial(LegacyRunner, folder / contract.FILE_NAME, python)
+        opener: Callable[[], Any] = partial(LegacyRunner, path, python)
         return [OtherRuntime("tflite-runtime", VERSION, opener)]
 
 

@@ -81,7 +81,7 @@ def test_a_product_is_the_runtimes(activations: Any) -> None:
 def test_a_product_with_a_scale_for_each_run_of_columns() -> None:
     x, weight, form = normal(5, 64), normal(64, 7, seed=1), Form("int", 4, 32)
     values, scales = quantize_blocks(weight.t().contiguous(), 4, 32)
-    matrices = one_matrix(weight, make=partial(Blocks.of, form))
+    matrices = one_matrix(weight, make=partial(Blocks.of, form, "blocks"))
     assert torch.equal(weight, dequantize_blocks(values, scales).t())
     wanted = dynamic_blocks(x, values, scales)
     with DynamicProducts(matrices):
