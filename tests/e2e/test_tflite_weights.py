@@ -293,7 +293,7 @@ def test_the_last_bit_of_a_lanes_factor(tmp_path, monkeypatch):
 
     lanes = "layers.1.lanes.phi_pre+phi_post+phi_res"
     spoil_finished(monkeypatch, lambda file: file.scales(lanes).change(flip))
-    said = r"phi_pre of block 1 .*: 1 of 2 rows differ, row 1 first, whose scale "
+    said = r"phi_pre of block 1 .*: 1 of 4 rows differ, row 1 first, whose scale "
     with pytest.raises(VerificationFailed, match=said):
         pipeline.build(wide(tmp_path, weights="int4"), QUIET)
 

@@ -15,11 +15,12 @@ from tests.support.programs import needle, step_inputs, traced
 CONTEXT = 24
 
 
-def _run(net, rows=1, fold=True):
+def _run(net, rows=1, fold=True, diagonals=True):
     program = traced(net, CONTEXT, rows)
     fired: dict[str, Fired] = {}
     geometry = net.geometry
-    for one in pipeline((geometry.qkv_conv_taps, 4), geometry.engram_orders, geometry.mhc_lanes, fold):
+    taps, orders, lanes = (geometry.qkv_conv_taps, 4), geometry.engram_orders, geometry.mhc_lanes
+    for one in pipeline(taps, orders, lanes, fold, fold_diagonals=diagonals):
         result = one.run(program)
         for name, times in result.counts.items():
             fired[name] = result
@@ -62,6 +63,19 @@ def test_matrices_stay_the_checkpoints_where_they_may_not_take_factors():
         if weight.value.numel() >= 1 << 13:
             assert not weight.folded, weight.name
             assert all(part in untouched or "+" in weight.name for part in [weight.name.removeprefix("net.")])
+
+
+@pytest.mark.parametrize("rows", [1, None])
+def test_diagonals_stay_where_small_matrices_may_not_take_them(rows):
+    net = needle(SMALL)
+    program, fired = _run(net, rows, fold=False, diagonals=False)
+    assert not {"absorb_diagonal", "fold_diagonal"} & set(fired) and "fold_bias" in fired
+    given = {f"net.{name}" for name, _ in net.named_parameters()}
+    small = [w for w in program.weights.values() if ".cond_" in w.name and w.value.dim() == 2]
+    assert len(small) == 2 * SMALL.num_layers and all(w.name in given and not w.folded for w in small)
+    inputs = step_inputs(net, CONTEXT, rows or 5)
+    expected = traced(net, CONTEXT, rows).run(*inputs)
+    assert (program.run(*inputs)[0] - expected[0]).abs().max() < 1e-5
 
 
 def test_merged_weights_know_their_parts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +26,7 @@ from needle_export.targets.base import (
     Programs,
     ReadMatrix,
     SignatureFacts,
+    StoredWeight,
     Tokens,
     need,
 )
@@ -115,6 +117,8 @@ class TfliteTarget:
             "no custom op, nothing above four dimensions; groups of keys and values are never repeated",
         ]
         notes += [_SCHEME_NOTES[s] for s in options.weights.schemes if s in _SCHEME_NOTES]
+        if "int4" in options.weights.schemes:
+            notes += _stored_otherwise(weights, options.weights, path.stat().st_size)
         return Compiled(
             files=[contract.FILE_NAME],
             weights=weights,
@@ -254,6 +258,22 @@ class TfliteRunner:
         from needle_export.targets.tflite.streams import read_streams
 
         return read_streams(self.interpreter, *self._call) if self.inner else {}
+
+
+def _stored_otherwise(weights: list[StoredWeight], rules: Rules, size: int) -> list[str]:
+    """What was to be 4 bits wide and isn't, and why; Kronecker factors are listed one by one elsewhere."""
+    notes = []
+    weights = [w for w in weights if rules.of(w.shares) == "int4"]
+    rows = [w for w in weights if w.dtype == "int8"]
+    if rows:
+        names = ", ".join(sorted({re.sub(r"^layers\.\d+\.", "", w.name) for w in rows}))
+        notes.append(f"8 bits and a scale a row where 32 columns don't divide a row: {len(rows)} matrices ({names})")
+    floats = sum(w.bytes for w in weights if w.dtype == "float32" and not w.kept_float)
+    notes.append(
+        f"vectors stay float32, as taps, norms, biases and diagonals, which no product multiplies by: {floats:,} bytes,"
+        f" {100 * floats / size:.1f} % of the file"
+    )
+    return notes
 
 
 def describe(states: tuple[Any, ...], vocab: int, options: LoweringOptions) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from needle_export.targets.base import ReadMatrix
+from needle_export.targets.base import ReadMatrix, RuntimeRefused
 from needle_export.targets.constants import digest
+from needle_export.targets.tflite import legacy
 from needle_export.targets.tflite.analysis import mapped, metadata, oldest_runtime, read_graph, span_of
 from needle_export.targets.tflite.blocks import Packed, put_blocks, unpack
-from needle_export.targets.tflite.legacy import why_not
+from needle_export.targets.tflite.contract import FILE_NAME
 from needle_export.targets.tflite.readback import read_matrices
+from needle_export.targets.tflite.target import TfliteTarget
 from needle_export.weights.forms import Form
 from needle_export.weights.int8 import asymmetric
 from needle_export.weights.linear import dequantize_blocks, dynamic_row_blocks
@@ -205,12 +208,24 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     # Another product keeps the version that it had.
     assert ("FULLY_CONNECTED", 5, "float32") in versions
     assert oldest_runtime(path) == "2.18.0" and metadata(path, "nothing") is None
-    assert "no kernel for 4-bit" in why_not(path)
     matrix = next(t for t in graph.tensors if t.dtype == "int4")
     assert (matrix.quantized, matrix.bytes) == ("blockwise", 32 * 32)
     with mapped(path) as (data, model):
         starts = [span_of(data, model.Buffers(i)) for i in range(model.BuffersLength())]
     assert all(start % 16 == 0 for start, size in starts if size)
+
+
+def test_the_older_runtime_is_not_even_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not by a build, and not by whoever opens the file there anyway."""
+    values, scales = FORM.quantize(uneven(32, 64))
+    path = tied(tmp_path / FILE_NAME, values, scales, 1)
+    monkeypatch.setattr(legacy, "find_legacy_python", lambda: Path(sys.executable))
+    monkeypatch.setattr(legacy, "_read_contract", lambda path: {"context": 8, "buckets": []})
+    monkeypatch.setattr(legacy.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    (other,) = TfliteTarget().other_runtimes(tmp_path)
+    assert other.open is None and other.reason.startswith("not tried: it has no kernel for 4-bit matrices in blocks")
+    with pytest.raises(RuntimeRefused, match=r"^was not tried: it has no kernel for 4-bit matrices"):
+        legacy.LegacyRunner(path, Path(sys.executable))
 
 
 # Read back

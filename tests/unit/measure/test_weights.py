@@ -201,3 +201,42 @@ def test_floats_are_compared_bit_for_bit(kind: Any) -> None:
     scaled = {("w", -1): Matrix("w", "lanes", 0, values, factors * 3)}
     said = str(weights.compare([read], scaled).fault())
     assert said == "w of block 0 (lanes): 2 of 2 rows differ, row 0 first, whose scale is 1 and not 3"
+
+
+# With a scale for each run of columns
+
+
+def in_runs(seed: int) -> Matrix:
+    levels, _ = integers(4, seed)
+    return Matrix("q", "routing", 2, levels, np.random.default_rng(seed).random((4, 3), np.float32) + 0.5)
+
+
+def compared(matrix: Matrix, scales: Any, behind: Any = None) -> weights.Compared:
+    claim = RowsOf(("layers.2.q",))
+    have = ReadMatrix(claim, False, matrix.values, scales, HERE, behind=behind, bits=4)
+    return weights.compare([have], {("layers.2.q", -1): matrix})
+
+
+def test_scales_of_runs_are_compared_one_by_one() -> None:
+    matrix = in_runs(0)
+    found = compared(matrix, matrix.scales)
+    # Six levels of four bits and three halves a row.
+    assert found.fault() is None and found.table()["bytes"] == 4 * (3 + 6)
+    wrong = matrix.scales.copy()
+    wrong[2, 1] *= 1.5
+    said = compared(matrix, wrong).fault()
+    assert said is not None
+    assert said.startswith("q of block 2 (routing): 1 of 4 rows differ, row 2 first, whose scale of columns 2 and on")
+    said = compared(matrix, matrix.scales[:, 0]).fault()
+    assert said == "q of block 2 (routing): 1 scales of a row are stored, not 3"
+
+
+def test_a_factor_behind_is_the_matrix_own_or_nobodys() -> None:
+    """The reference's scales hold its own; what else multiplies there, as a norm, is not the matrix' affair."""
+    matrix, factor = in_runs(0), np.float32([2, 3, 5, 7])
+    assert compared(matrix, matrix.scales, factor).fault() is None
+    own = dataclasses.replace(matrix, scales=matrix.scales * factor[:, None])
+    assert compared(own, matrix.scales, factor).fault() is None
+    for behind in (None, factor * np.float32([1, 1, 1.01, 1])):
+        said = compared(own, matrix.scales, behind).fault()
+        assert said is not None and "whose scale of columns 0 and on is" in said

@@ -16,8 +16,8 @@ from needle_export.model import dynamic
 from needle_export.model.dynamic import Blocks, DynamicProducts, Rows, quantize_parameters
 from needle_export.model.step import Step, parameter_sources
 from needle_export.weights.forms import Form
-from needle_export.weights.int8 import dequantize_rows, dynamic_linear, quantize_rows
-from needle_export.weights.linear import dequantize_blocks, dynamic_blocks, quantize_blocks
+from needle_export.weights.int8 import asymmetric, dequantize_rows, dynamic_linear, quantize_rows
+from needle_export.weights.linear import dequantize_blocks, dynamic_blocks, dynamic_row_blocks, quantize_blocks
 from tests.support.programs import needle, tokens
 
 #: Of every block, what the int8 scheme of a target might store so; and the two tables.
@@ -88,6 +88,23 @@ def test_a_product_with_a_scale_for_each_run_of_columns() -> None:
         assert torch.equal(torch.matmul(x, weight), wanted)
     plain = torch.matmul(x, weight)
     assert not torch.equal(wanted, plain) and torch.allclose(wanted, plain, atol=0.5)
+
+
+def test_inputs_of_blocks_may_be_rounded_by_row() -> None:
+    x, weight, form = normal(5, 64), normal(64, 7, seed=1), Form("int", 4, 32, brain=True)
+    values, scales = form.quantize(weight.t().contiguous())
+    wanted, other = dynamic_row_blocks(x, values, scales), dynamic_blocks(x, values, scales)
+    # The docstring, in floats: levels of a row by its own step, and the matrix as it stands for.
+    levels, step = asymmetric(x)
+    exact = (levels * step).double() @ dequantize_blocks(values, scales).double().T
+    assert torch.allclose(wanted.double(), exact, atol=1e-5) and not torch.allclose(wanted, other, atol=1e-4)
+    assert torch.equal(dynamic_row_blocks(x.reshape(1, 5, 64), values, scales), wanted.unsqueeze(0))
+    with DynamicProducts(one_matrix(weight, make=partial(Blocks.of, form, "asymmetric"))):
+        assert torch.equal(torch.matmul(x, weight), wanted)
+    with pytest.raises(ValueError, match="inputs of int4x32bf16 are rounded by runs, or asymmetrically by row"):
+        Blocks.of(form, "symmetric", weight.t().contiguous())
+    with pytest.raises(ValueError, match="doesn't fit"):
+        dynamic_row_blocks(x[:, :32], values, scales)
 
 
 def test_a_tied_head_takes_the_tables_own_rows() -> None:

@@ -12,7 +12,14 @@ from needle_export.weights.linear import dequantize_blocks, quantize_blocks
 from needle_export.weights.palette import dequantize_palette, palettize
 from needle_export.weights.scheme import Scheme
 
-FORMS = [Form("int", 8, 96), Form("int", 4, 32), Form("int", 2, 1), Form("palette", 4, 16), Form("palette", 2, 1)]
+FORMS = [
+    Form("int", 8, 96),
+    Form("int", 4, 32),
+    Form("int", 4, 32, brain=True),
+    Form("int", 2, 1),
+    Form("palette", 4, 16),
+    Form("palette", 2, 1),
+]
 
 
 def weight(rows: int = 32, columns: int = 96, seed: int = 0) -> torch.Tensor:
@@ -25,10 +32,19 @@ def test_a_name_leads_back_to_its_form(form: Form) -> None:
 
 
 def test_names_are_those_of_a_report() -> None:
-    assert [form.name for form in FORMS] == ["int8x96", "int4x32", "int2x1", "palette4x16", "palette2x1"]
+    assert [form.name for form in FORMS] == [
+        "int8x96",
+        "int4x32",
+        "int4x32bf16",
+        "int2x1",
+        "palette4x16",
+        "palette2x1",
+    ]
 
 
-@pytest.mark.parametrize("name", ["", "float16", "int8", "int4x", "int4x32 ", "xint4x32", "palette16x4", "int4x-1"])
+@pytest.mark.parametrize(
+    "name", ["", "float16", "int8", "int4x", "int4x32 ", "xint4x32", "palette16x4", "int4x-1", "palette4x1bf16"]
+)
 def test_other_names_are_no_forms(name: str) -> None:
     assert Form.parse(name) is None
 
@@ -37,7 +53,7 @@ def test_other_names_are_no_forms(name: str) -> None:
 def test_it_rounds_as_its_name_says(form: Form) -> None:
     values, extra = form.quantize(weight())
     if form.kind == "int":
-        expected = quantize_blocks(weight(), form.bits, form.size)
+        expected = quantize_blocks(weight(), form.bits, form.size, form.brain)
         back = dequantize_blocks(*expected)
     else:
         expected = palettize(weight(), form.bits, form.size)

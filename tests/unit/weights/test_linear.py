@@ -90,6 +90,21 @@ def test_a_scale_is_rounded_to_half_precision_first() -> None:
     assert scales.tolist() == [[TINY]] and values.tolist() == [[16, 16, 16, 16]]
 
 
+def test_brain_scales_have_eight_digits() -> None:
+    weight = normal(64, 96, 5)
+    values, scales = (a.numpy() for a in quantize_blocks(torch.from_numpy(weight), 4, 32, brain=True))
+    wide = torch.from_numpy(scales.astype(np.float32))
+    assert torch.equal(wide.bfloat16().float(), wide)
+    exact = np.abs(weight.reshape(64, 3, 32)).max(-1) / 7
+    kept = exact > 2 * TINY
+    assert np.abs(scales[kept] / exact[kept] - 1).max() <= 2.0**-8
+    # Values are rounded by these scales, not by finer ones.
+    assert np.array_equal(values, np.clip(np.rint(weight / np.repeat(scales.astype(np.float32), 32, 1)), -7, 7))
+    assert not np.array_equal(scales, quantized(weight, 4, 32)[1])
+    with pytest.raises(ValueError, match="a scale is beyond half precision"):
+        quantize_blocks(torch.full((1, 32), 7 * 65500.0), 4, 32, brain=True)
+
+
 def test_a_block_of_zeros_stays_zero_and_touches_no_other() -> None:
     weight = normal(4, 64, 3)
     weight[1, 32:] = 0
@@ -107,6 +122,8 @@ def test_what_it_made_stays_what_it_is() -> None:
     for bits, block in ((8, 96), (4, 32), (2, 16)):
         once = restored(*quantized(normal(32, 96, bits), bits, block))
         assert np.array_equal(restored(*quantized(once, bits, block)), once)
+    brain = dequantize_blocks(*quantize_blocks(torch.from_numpy(normal(32, 96)), 4, 32, brain=True))
+    assert torch.equal(dequantize_blocks(*quantize_blocks(brain, 4, 32, brain=True)), brain)
 
 
 @pytest.mark.parametrize(("block", "word"), [(0, "blocks of 0"), (5, "blocks of 5 don't divide 96 columns")])
