@@ -19,6 +19,7 @@ MIXES = [
     ("coreml", "int4", ("content=int8", "memory=palette4"), {"content": "int8", "memory": "palette4"}),
     ("coreml", "fp32", ("content=int8", "vocabulary=int4"), {"content": "int8", "vocabulary": "int4", "memory": ""}),
     ("tflite", "fp16", ("content=int8",), {"content": "int8", "memory": "float16"}),
+    ("tflite", "int4", ("content=int8", "memory=fp16"), {"content": "int8", "memory": "float16", "routing": "int4"}),
 ]
 
 
