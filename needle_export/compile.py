@@ -25,7 +25,7 @@ from needle_export.graph.spec import check_rewritten, check_traced
 from needle_export.graph.trace import trace, trace_head
 from needle_export.measure import parity
 from needle_export.model import rows
-from needle_export.model.dynamic import Blocks, DynamicProducts, Quantized, Rows, quantize_parameters
+from needle_export.model.dynamic import DynamicProducts, Quantized, plain_forms, quantize_parameters, quantizers
 from needle_export.model.network import Needle
 from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
@@ -285,10 +285,9 @@ class Compiler:
                 if source is not None and (source[0], source[2]) in halves:
                     value.copy_(value.half().float())
             if scheme.activations is not None:
-                self._quantized = quantize_parameters(tensors, sources, _integers(scheme))
+                self._quantized = quantize_parameters(tensors, sources, quantizers(scheme))
                 self.products = partial(DynamicProducts, self._quantized)
-            else:
-                round_parameters(tensors, sources, {(s, n): form for s, n, form in scheme.forms})
+            round_parameters(tensors, sources, plain_forms(scheme))
         if scheme.half:
             # Traced anew, so that constants are folded into the rounded weights; codes are numbers to the reference.
             self.rotate, told = False, (dict(self.places), dict(self.left))
@@ -389,15 +388,3 @@ class Compiler:
             chunks = [stepper.chunk(piece)[1] for piece in stepper.pieces(tokens[: max(count, 2)])]
         # A block whose stream nothing reads is left out, as the artifact leaves it out.
         return [torch.cat([c[block] for c in chunks]).numpy() for block in sorted(chunks[0])]
-
-
-def _integers(scheme: Scheme) -> dict[tuple[str, int], Callable[[torch.Tensor], Quantized]]:
-    """How to quantise the matrices whose inputs the runtime rounds, by (checkpoint tensor, layer)."""
-    made: dict[tuple[str, int], Callable[[torch.Tensor], Quantized]] = {}
-    if scheme.activations in ("asymmetric", "symmetric"):
-        made |= {pair: partial(Rows.of, scheme.activations) for pair in scheme.int8}
-    if scheme.activations is not None:
-        forms = {name: Form.parse(name) for _, _, name in scheme.forms}
-        whole = ((s, n, forms[name]) for s, n, name in scheme.forms)
-        made |= {(s, n): partial(Blocks.of, form, scheme.activations) for s, n, form in whole if form is not None}
-    return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from needle_export.weights import int8
 from needle_export.weights.forms import Form
 from needle_export.weights.linear import dynamic_blocks, dynamic_row_blocks
-from needle_export.weights.scheme import Activations
+from needle_export.weights.scheme import Activations, Scheme
 
 #: Sources whose rows are read one by one. The others are kernels [.., I, O]: what is stored as a row is a column.
 _TABLES = ("embedding/embedding", "engrams/embedding")
@@ -169,3 +170,23 @@ def quantize_parameters(
             view.copy_(integers.dequantized())
         matrices[value.data_ptr()] = quantized
     return matrices
+
+
+def quantizers(scheme: Scheme) -> dict[tuple[str, int], Callable[[Tensor], Quantized]]:
+    """How to quantise the matrices whose inputs the runtime rounds, by (checkpoint tensor, layer)."""
+    made: dict[tuple[str, int], Callable[[Tensor], Quantized]] = {}
+    if scheme.activations in ("asymmetric", "symmetric"):
+        made |= {pair: partial(Rows.of, scheme.activations) for pair in scheme.int8}
+    if scheme.activations is not None:
+        plain = plain_forms(scheme)
+        forms = ((s, n, Form.parse(name)) for s, n, name in scheme.forms if (s, n) not in plain)
+        made |= {(s, n): partial(Blocks.of, form, scheme.activations) for s, n, form in forms if form is not None}
+    return made
+
+
+def plain_forms(scheme: Scheme) -> dict[tuple[str, int], str]:
+    """Forms of the matrices that are floats by the time they are multiplied: all but integers that a runtime reads."""
+    forms = {name: Form.parse(name) for _, _, name in scheme.forms}
+    rounds = scheme.activations is not None
+    return {(s, n): name for s, n, name in scheme.forms
+            if not (rounds and (form := forms[name]) is not None and form.kind == "int")}

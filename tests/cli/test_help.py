@@ -76,7 +76,7 @@ def test_each_command_explains_itself(run: Run, name: str) -> None:
 
 def test_build_tells_what_targets_take(run: Run) -> None:
     text = " ".join(run("build", "--help").stdout.split())
-    for part in ("--target [onnx|tflite|coreml]", "--weights [fp32|fp16|int8|int4|int2|palette4]",
+    for part in ("--target [onnx|tflite|coreml]", "--weights [fp32|fp16|int8|int4|int2|cq4|cq2|codebook|palette4]",
                  "--opset [21|23|24]", "24 if left out", "--os [ios17|ios18|ios26]", "--buckets T,T,...",
                  "Prefill lengths of a TFLite file or a Core ML package; 64,128", "--heads NAME,...",
                  "Probe heads that a TFLite file is to have"):

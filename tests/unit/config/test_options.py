@@ -26,7 +26,7 @@ TFLITE = {"target": "tflite"}
     ({"heads": ("confidence",), "target": "coreml"}, "--heads: probe heads aren't part of a Core ML package"),
     ({"weights": "int3"}, "--weights: there is no 'int3'; choose from fp32, fp16, int8"),
     ({"weights": "palette4"}, "--weights: the onnx target has no palette4: no kernel reads a table of levels; choose"
-     " from fp32, fp16, int8, int4, int2, or another --target"),
+     " from fp32, fp16, int8, int4, int2, cq4, cq2, codebook, or another --target"),
     ({"weights": "int8", "opset": 21}, "--opset: int8 needs ONNX Runtime's own ops; leave it out, or choose --weights"
      " fp32 or fp16; opset 24 has them"),
     ({"opset": 22}, "--opset: there is no 22; choose from 21, 23, 24"),
