@@ -104,6 +104,8 @@ class Compiler:
         #: Which weights have which number format; None: all are floats.
         self.formats: Formats | None = None
         self.scheme_loss: dict[str, float] | None = None
+        #: What the model says as it was read, where the reference was changed since.
+        self.original: NDArray[np.float32] | None = None
         self.scheme = Scheme()
         self._quantized: dict[int, list[Quantized]] = {}
         self.sensitivity: parity.Sensitivity | None = None
@@ -277,9 +279,8 @@ class Compiler:
         step = Step(self.net, self.context)
         sources, halves = parameter_sources(step), set(scheme.halves)
         tensors = [*step.named_parameters(), *step.named_buffers()]
-        probe = torch.from_numpy(parity.draw(self.checkpoint.geometry.vocab_size, self.context, 7, 0)[-1][0])
+        before = self.plain_logits() if self.original is None else self.original
         with torch.inference_mode():
-            before = self.net(probe.unsqueeze(0))[0].numpy()
             for path, value in tensors:
                 source = sources.get(path)
                 if source is not None and (source[0], source[2]) in halves:
@@ -295,12 +296,21 @@ class Compiler:
             self.places, self.left = told
             round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
         with torch.inference_mode(), self.products():
-            after = self._logits(probe)
+            after = self._logits(self._probe())
         self.scheme_loss = {
             "max_abs": float(np.abs(before - after).max()),
             "kl": float(parity.kl(before, after).mean()),
             "argmax_equal": float((before.argmax(-1) == after.argmax(-1)).mean()),
         }
+
+    def _probe(self) -> torch.Tensor:
+        """Tokens [T] that tell what a scheme does to the model."""
+        return torch.from_numpy(parity.draw(self.checkpoint.geometry.vocab_size, self.context, 7, 0)[-1][0])
+
+    def plain_logits(self) -> NDArray[np.float32]:
+        """Of the reference as it is, in float32, for the tokens by which a scheme is judged: [T, V]."""
+        with torch.inference_mode():
+            return np.asarray(self.net(self._probe().unsqueeze(0))[0])
 
     def matrices(self) -> dict[tuple[str, int], rows.Matrix]:
         """The numbers that the reference computes with, under the scheme in use, by the parameter's path and site."""
@@ -334,8 +344,7 @@ class Compiler:
         """Of a sequence [T], under the scheme in use: [T, V]."""
         if self.stored_program is not None:
             return self._stepper().feed(tokens.numpy())
-        logits: NDArray[np.float32] = self.net(tokens.unsqueeze(0))[0].numpy()
-        return logits
+        return np.asarray(self.net(tokens.unsqueeze(0))[0])
 
     def _stepper(self) -> Stepper:
         assert self.stored_program is not None

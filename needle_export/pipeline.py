@@ -61,6 +61,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         target = find_target(options.target)
+        recipe = options.recipe() | _improve(compiler, target, options, progress)
         multiple = target.chunk_multiple(compiler.states, options.os)
         lowering = LoweringOptions(
             options.schemes,
@@ -89,7 +90,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             SCHEMA,
             Tool("needle-export", __version__),
             checkpoint_info(checkpoint, adapters, dropped),
-            options.recipe(),
+            recipe,
             (describe_artifact(target, options, folder, compiler, compiled, measured, runtimes, dropped, versions()),),
         )
         # An evaluator's own speed says nothing about a device's.
@@ -106,6 +107,20 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report
+
+
+def _improve(compiler: Compiler, target: Target, options: BuildOptions, progress: Progress) -> dict[str, Any]:
+    """Better rounding than to nearest, if that is asked for; what the report is to say of its prompts."""
+    if options.rounding == "nearest":
+        return {"prompts": None}
+    from needle_export.improvement import improve_reference
+
+    compiler.original = compiler.plain_logits()
+    improve_reference(compiler.net, compiler.checkpoint, target, options, progress)
+    if options.calibrate is None:
+        return {"prompts": None}
+    prompts = Path(options.calibrate)
+    return {"prompts": {"name": prompts.name, "sha256": sha256(prompts)}}
 
 
 def _buckets(options: BuildOptions, compiler: Compiler, multiple: int) -> tuple[int, ...]:
@@ -324,6 +339,10 @@ def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progres
     from needle_export.codebooks import Codebooks
     from needle_export.compile import Compiler
 
+    if report.options.get("prompts"):
+        raise UsageError(
+            "the build was calibrated with prompts", where="--checkpoint", fix="verify without --checkpoint"
+        )
     if report.checkpoint.lora:
         raise UsageError(
             "the build merged an adapter", where="--checkpoint", fix="verify without --checkpoint"
@@ -331,12 +350,14 @@ def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progres
     recipe = {key: _recorded_option(report, key) for key in ("target", "layers", "context", "weights")}
     heads = tuple(report.options.get("heads") or ())
     rules = tuple(Rule(*entry) for entry in report.options.get("rules") or ())
-    options = BuildOptions(spec, Path("verify"), heads=heads, rules=rules, **recipe)
+    rounding = report.options.get("rounding") or "nearest"
+    options = BuildOptions(spec, Path("verify"), heads=heads, rules=rules, rounding=rounding, **recipe)
     checkpoint, _, _ = load(options, progress)
     if checkpoint.source.sha256 != report.checkpoint.sha256:
         raise BadInput("this is not the checkpoint that the build read", where=spec, fix="give the same file")
     compiler = Compiler(checkpoint, options.context, progress, options.heads)
     compiler.use_formats(Codebooks(checkpoint, options.schemes), False)
+    _improve(compiler, find_target(artifact.target), options, progress)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler
 

@@ -24,7 +24,8 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-PIPELINE = frozenset({"pipeline", "codebooks", "compile", "inspection", "provenance", "assemble", "runtimes", "timing"})
+_ORDER = "pipeline codebooks compile improvement inspection provenance assemble runtimes timing"
+PIPELINE = frozenset(_ORDER.split())
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -91,7 +92,7 @@ LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for n
 COMMON = ("base", "constants", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.
-TORCH = frozenset({"model", "graph", "targets", "compile", "weights"})
+TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})
 
 MAX_LINES = 400
 

@@ -8,13 +8,24 @@ from typing import Any
 import click
 
 from needle_export.cli.shared import define, integers, json_option, names, print_report, progress_of, quiet_option, rule
-from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, SYSTEMS, TARGETS, WEIGHTS, BuildOptions
+from needle_export.config.options import (
+    BUCKETS,
+    MAX_SEED,
+    MIN_LAYERS,
+    OPSETS,
+    ROUNDINGS,
+    SYSTEMS,
+    TARGETS,
+    WEIGHTS,
+    BuildOptions,
+)
 
 
 @define("build", "build needle3.safetensors --target onnx --out dist/",
         "build needle3.safetensors --target onnx --layers 8 --lora adapter.safetensors --out dist/",
         "build needle3.safetensors --target tflite --weights int8 --buckets 64,128 --out dist/",
         "build needle3.safetensors --target coreml --weights fp16 --os ios18 --out dist/",
+        "build needle3.safetensors --weights int4 --calibrate prompts.jsonl --out dist/",
         "build needle3.safetensors --weights int4 --rule content=int8 --rule 'engrams/*=int4' --out dist/",
         "build hf:Cactus-Compute/needle3 --target onnx --weights fp16 --context 2048 --out dist/ --json")
 @click.argument("checkpoint")
@@ -33,6 +44,11 @@ from needle_export.config.options import BUCKETS, MAX_SEED, MIN_LAYERS, OPSETS, 
 @click.option("--rule", "rules", multiple=True, type=rule, metavar="PATTERN=SCHEME",
               help="Another number format for some weights, by role (routing, content, memory, mixing, lanes, "
                    "vocabulary, heads, norms) or by tensor name with *; may be repeated, the last that matches wins.")
+@click.option("--rounding", type=click.Choice(ROUNDINGS),
+              help="How int2, int4 and int8 in blocks find levels and scales: nearest, as usual; search, for the least "
+                   "error of weights; calibrated, for the least error of outputs on the prompts of --calibrate.")
+@click.option("--calibrate", metavar="FILE",
+              help='Prompts to calibrate with, one JSON object a line: {"text": "..."} or {"tokens": [...]}.')
 @click.option("--opset", type=click.Choice(OPSETS),
               help=f"ONNX operator set, {OPSETS[-1]} if left out; older ones run on older runtimes, at a cost that the "
                    "report states.")

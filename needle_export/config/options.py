@@ -40,6 +40,12 @@ OLD_SYSTEM_SCHEMES = ("fp32", "fp16", "int8")
 COMPUTE_UNITS = ("all", "cpu", "cpu-gpu", "cpu-ne")
 """What ``--compute-units`` takes: where Core ML may run ops. The first is its own choice."""
 
+ROUNDINGS = ("nearest", "search", "calibrated")
+"""What ``--rounding`` takes: how matrices of integer blocks find their levels and scales."""
+
+BLOCK_SCHEMES = ("int8", "int4", "int2")
+"""Schemes whose matrices can lie in blocks of integers."""
+
 MIN_LAYERS = 2
 """The shallowest rung of a ladder."""
 
@@ -62,6 +68,8 @@ class BuildOptions:
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
         rules: schemes for some of the weights, in order; the last that matches wins.
+        rounding: one of ``ROUNDINGS``; None takes ``calibrated`` where there are prompts, else ``nearest``.
+        calibrate: a file of prompts to calibrate with, or None.
         os: one of ``SYSTEMS``, of the Core ML target only; None takes ``DEFAULT_SYSTEM``.
         opset: one of ``OPSETS``, of the ONNX target only; None takes the newest.
         buckets: prefill lengths of a target with fixed shapes, ascending; None takes the usual ones that fit.
@@ -84,6 +92,8 @@ class BuildOptions:
     context: int = 1024
     weights: str = "fp32"
     rules: tuple[Rule, ...] = ()
+    rounding: str | None = None
+    calibrate: str | None = None
     opset: int | None = None
     os: str | None = None
     buckets: tuple[int, ...] | None = None
@@ -100,6 +110,7 @@ class BuildOptions:
         self._check_scheme("--weights", self.weights)
         for rule in self.rules:
             self._check_scheme("--rule", rule.scheme)
+        self._check_rounding()
         self._check_target_options()
         if self.layers is not None:
             _at_least("--layers", self.layers, MIN_LAYERS)
@@ -122,6 +133,19 @@ class BuildOptions:
             held = next(s for s in schemes.ALL if s.name == name).targets[self.target]
             raise UsageError(f"the {self.target} target has no {name}: {held.why_not}", where=option,
                              fix=f"choose from {', '.join(SCHEMES[self.target])}, or another --target")
+
+    def _check_rounding(self) -> None:
+        if self.rounding is None:
+            object.__setattr__(self, "rounding", "nearest" if self.calibrate is None else "calibrated")
+        _one_of("--rounding", self.rounding, ROUNDINGS)
+        if self.calibrate is None and self.rounding == "calibrated":
+            raise UsageError("there are no prompts to calibrate with", where="--rounding", fix="give --calibrate FILE")
+        if self.calibrate is not None and self.rounding != "calibrated":
+            raise UsageError(f"{self.rounding} rounding looks at no prompts", where="--calibrate",
+                             fix="leave it out, or leave --rounding out")
+        if self.rounding != "nearest" and not set(self.schemes.schemes) & set(BLOCK_SCHEMES):
+            raise UsageError(f"{self.schemes} has no blocks of integers to round", where="--rounding",
+                             fix=f"leave it out, or choose one of {', '.join(BLOCK_SCHEMES)}")
 
     def _check_target_options(self) -> None:
         if self.target != "coreml" and self.os is not None:
@@ -163,7 +187,7 @@ class BuildOptions:
         """
         return {"target": self.target, "layers": self.layers, "context": self.context,
                 "weights": self.weights, "rules": [[r.pattern, r.scheme] for r in self.rules],
-                "opset": self.opset, "os": self.os,
+                "rounding": self.rounding, "opset": self.opset, "os": self.os,
                 "buckets": self.buckets and list(self.buckets),
                 "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
 

@@ -283,6 +283,9 @@ class Target(Protocol):
     def activations(self, weights: Rules) -> Any:
         """How the runtime rounds the inputs of integer matrices under these schemes, or None."""
 
+    def blocks(self, scheme: str, rows: int, columns: int) -> Any:
+        """The form (``weights.forms.Form``) of a matrix [rows, columns] that lies in blocks of integers, or None."""
+
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """What the length of a prefill must be a multiple of.
 

@@ -161,12 +161,8 @@ class WeightStore:
     def _form(self, weight: Weight, data: npt.NDArray[np.float32]) -> Form | None:
         """What the scheme makes of a matrix, or None for a float."""
         scheme, columns = self.rules.of_matrix(weight.parts), data.shape[1]
-        if scheme in ("fp32", "fp16") or data.size < SMALL:
-            return None
-        if scheme == "int8":
-            return Form("int", 8, columns)
-        if scheme == "int4":
-            return Form("int", 4, math.gcd(BLOCK, columns))
+        if scheme != "palette4" or data.size < SMALL:
+            return block_form(scheme, *data.shape)
         # A palette serves rows of one checkpoint tensor only, so that its levels don't depend on what lies beside it.
         return Form("palette", 4, math.gcd(GROUP, *(p.elements // columns for p in weight.parts)))
 
@@ -195,6 +191,13 @@ class WeightStore:
             )
             for s in self.stored.values()
         ]
+
+
+def block_form(scheme: str, rows: int, columns: int) -> Form | None:
+    """How a matrix lies in blocks of integers, or None."""
+    if scheme not in ("int8", "int4") or rows * columns < SMALL:
+        return None
+    return Form("int", 8, columns) if scheme == "int8" else Form("int", 4, math.gcd(BLOCK, columns))
 
 
 def _key(data: Array) -> str:

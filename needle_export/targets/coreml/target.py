@@ -42,6 +42,13 @@ class CoremlTarget:
         """Inputs of products are never rounded to integers."""
         return
 
+    def blocks(self, scheme: str, rows: int, columns: int) -> Any:
+        """See :class:`targets.base.Target`."""
+        need("coreml", "coremltools")
+        with quietly():
+            from needle_export.targets.coreml.store import block_form
+        return block_form(scheme, rows, columns)
+
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of the positions whose keys share a row of a state: a chunk is one write of whole rows."""
         assert system is not None

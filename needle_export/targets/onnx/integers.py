@@ -38,9 +38,14 @@ _ACCURACY = 4
 
 def form_of(b: Builder, weight: Weight, rows: int, columns: int) -> Form | None:
     """How a matrix [O, I] is stored under its scheme, or None where it stays a float."""
-    bits = BITS.get(b.rules.of_matrix(weight.parts))
-    block = math.gcd(BLOCK, columns)
-    if bits is None or weight.folded or rows * columns < MATRIX or block < _LEAST:
+    scheme = b.rules.of_matrix(weight.parts)
+    return None if weight.folded else block_form(scheme, rows, columns)
+
+
+def block_form(scheme: str, rows: int, columns: int) -> Form | None:
+    """As :func:`form_of`, of a checkpoint's own matrix."""
+    bits, block = BITS.get(scheme), math.gcd(BLOCK, columns)
+    if bits is None or rows * columns < MATRIX or block < _LEAST:
         return None
     return Form("int", bits, block)
 

@@ -62,6 +62,12 @@ class OnnxTarget:
         """Products with integers round their inputs, run by run; all else is float32."""
         return "blocks" if set(weights.schemes) & set(OWN_OPS_SCHEMES) else None
 
+    def blocks(self, scheme: str, rows: int, columns: int) -> Any:
+        """See :class:`targets.base.Target`."""
+        from needle_export.targets.onnx.integers import block_form
+
+        return block_form(scheme, rows, columns)
+
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1

@@ -129,7 +129,7 @@ class WeightStore:
             return "float32", f"constants were folded into it, so its values are not the checkpoint's {kind}"
         if scheme == "int4":
             # A row that no block divides gets one scale, and the 8 bits that make up for it.
-            return ("int8" if data.shape[1] % BLOCK else INT4.name), ""
+            return ("int8" if block_form(scheme, data.shape[1]) is None else INT4.name), ""
         if data.size < SMALL:
             return "float32", "small: converting its input at every step would cost more than the bytes"
         return ("float16" if scheme == "fp16" else "int8"), ""
@@ -196,6 +196,11 @@ class WeightStore:
         if known.dtype == stored.dtype:
             new = tuple(p for p in stored.parts if p not in known.parts)
             self.stored[digest] = replace(known, parts=(*known.parts, *new))
+
+
+def block_form(scheme: str, columns: int) -> Form | None:
+    """How a matrix lies in blocks of integers, or None; int8 has a scale for whole rows."""
+    return INT4 if scheme == "int4" and columns % BLOCK == 0 else None
 
 
 def _constant(op: str, kind: Any, **attributes: Any) -> Any:

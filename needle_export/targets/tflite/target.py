@@ -65,6 +65,12 @@ class TfliteTarget:
         """XNNPACK's rounding of inputs, by row whether the matrix has a scale a row or one for 32 columns."""
         return "asymmetric" if set(_INTEGERS) & set(weights.schemes) else None
 
+    def blocks(self, scheme: str, rows: int, columns: int) -> Any:
+        """See :class:`targets.base.Target`."""
+        from needle_export.targets.tflite.store import block_form
+
+        return block_form(scheme, columns)
+
     def chunk_multiple(self, states: tuple[Any, ...], system: str | None) -> int:
         """Of one: rows are written one by one."""
         return 1
