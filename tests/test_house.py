@@ -89,7 +89,7 @@ _OWN = {"onnx": ("codebook", "integers"), "tflite": ("probes", "store"), "coreml
 LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
 
 #: Modules for all targets.
-COMMON = ("base", "constants", "ports", "quiet", "views")
+COMMON = ("base", "claims", "constants", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.
 TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})

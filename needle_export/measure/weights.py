@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from needle_export.targets.base import ReadMatrix, RowsOf
 
 Rows = tuple[NDArray[Any], NDArray[np.float32] | None]
-"""Values [O, I], and if there are any, factors of the rows' results [O], or of each K columns' share [O, I / K]."""
+"""Values [O, I], and what multiplies them, if anything does: [O], [O, I / K], or levels [O, L]; see ``ReadMatrix``."""
 
 
 class Wanted(Protocol):
@@ -40,8 +40,12 @@ class Wanted(Protocol):
         """O."""
 
     @property
+    def used(self) -> tuple[int, int]:
+        """How many of its first rows and columns matter."""
+
+    @property
     def dtype(self) -> str:
-        """Of its values."""
+        """Of its values, or its form."""
 
     @property
     def load(self) -> Callable[[], Rows]:
@@ -109,7 +113,7 @@ def compare(stored: Iterable[ReadMatrix], reference: Reference) -> Compared:
             continue
         if rows is None:
             found.faults.append(f"{_of(wanted)} is read by no op of the artifact")
-        elif not rows.all():
+        elif not rows[: wanted.used[0]].all():
             found.faults.append(f"{_of(wanted)}: row {int(np.argmin(rows))} is read by no op of the artifact")
     return found
 
@@ -119,12 +123,12 @@ def _is_there(key: Key, reference: Reference, found: Compared) -> bool:
     values, scales = reference[key].load()
     for other in [*found.covered]:
         wanted = reference[other]
-        if (wanted.rows, wanted.dtype) != (len(values), values.dtype.name) or not found.covered[other].all():
+        if (wanted.rows, wanted.dtype) != (len(values), reference[key].dtype) or not found.covered[other].all():
             continue
         theirs, their_scales = wanted.load()
         if theirs.shape != values.shape or _differ(theirs, values).any():
             continue
-        if scales is None or (their_scales is not None and not _differ(scales, their_scales).any()):
+        if scales is None or (their_scales is not None and _equal(scales, their_scales)):
             found.covered[key] = found.covered[other]
             return True
     return False
@@ -187,14 +191,22 @@ def _compare_rows(
     at = slice(first - matrix.claim.start, first - matrix.claim.start + rows.stop - rows.start)
     values, scales = (None if part is None else part[rows] for part in wanted.load())
     assert values is not None
+    columns = matrix.claim.columns
+    if columns is not None and columns < wanted.used[1]:
+        return f"{_of(wanted)}: only {columns} of its columns are stored, and {wanted.used[1]} matter"
+    values = values[:, :columns]
     have = matrix.values[at]
-    if have.dtype != values.dtype or have.shape != values.shape:
-        return f"{_of(wanted)} is stored as {_kind(have)}, not {_kind(values)}"
+    if matrix.dtype != wanted.dtype or have.shape != values.shape:
+        return f"{_of(wanted)} is stored as {_kind(matrix.dtype, have)}, not {_kind(wanted.dtype, values)}"
     if scales is not None and matrix.scales is None:
         return f"{_of(wanted)}: no scales of its rows are applied behind {_first(matrix)}"
+    factors = None if matrix.scales is None else matrix.scales[at]
+    if scales is None:
+        if matrix.own and factors is not None and (factors != 1).any():
+            return f"{_of(wanted)}: {_first(matrix)} multiplies it by {float(factors[factors != 1][0]):.9g}"
+        # A factor behind a product that isn't one of this matrix belongs to something else, as a norm.
+        factors = None
     wrong = _differ(have, values)
-    # A factor behind a product that isn't one of this matrix belongs to something else, as a norm.
-    factors = None if scales is None or matrix.scales is None else matrix.scales[at]
     if factors is not None and scales is not None:
         if factors.shape != scales.shape:
             return f"{_of(wanted)}: {_per_row(factors)} scales of a row are stored, not {_per_row(scales)}"
@@ -205,7 +217,7 @@ def _compare_rows(
             unequal = _differ(factors, scales)
         wrong |= unequal
     if wrong.any():
-        return _describe(have, factors, values, scales, wrong, reference, key, rows.start)
+        return _describe(matrix.dtype, (have, factors), (values, scales), wrong, reference, key, rows.start)
     seen = found.covered.setdefault(key, np.zeros(wanted.rows, np.bool_))
     one_factor = scales is not None and (scales.ndim == 1 or matrix.behind is not None)
     found.bytes += int((~seen[rows]).sum()) * matrix.row_bytes(one_factor)
@@ -214,26 +226,27 @@ def _compare_rows(
 
 
 def _describe(
-    have: NDArray[Any],
-    have_scales: NDArray[np.float32] | None,
-    values: NDArray[Any],
-    scales: NDArray[np.float32] | None,
+    dtype: str,
+    stored: Rows,
+    wanted: Rows,
     wrong: NDArray[np.bool_],
     reference: Reference,
     key: Key,
     offset: int,
 ) -> str:
     """How rows differ, by the first of them."""
+    (have, have_scales), (values, scales) = stored, wanted
     row = int(np.argmax(wrong))
     what = f"{_of(reference[key])}: {int(wrong.sum())} of {len(wrong)} rows differ, row {row + offset} first, "
     places = np.flatnonzero(_bits(have[row]) != _bits(values[row]))
     if not len(places):
         assert have_scales is not None and scales is not None
         mine, right = have_scales[row].reshape(-1), scales[row].reshape(-1)
-        run = int(np.argmax(_bits(mine) != _bits(right)))
-        which = f" of columns {run * len(values[row]) // len(right)} and on" if len(right) > 1 else ""
-        return f"{what}whose scale{which} is {mine[run]:.9g} and not {right[run]:.9g}"
-    other = _whose(have[row], reference, key)
+        at = int(np.argmax(_bits(mine) != _bits(right)))
+        which = f"scale of columns {at * len(values[row]) // len(right)} and on" if len(right) > 1 else "scale"
+        which = f"level {at}" if dtype.startswith("palette") else which
+        return f"{what}whose {which} is {mine[at]:.9g} and not {right[at]:.9g}"
+    other = _whose(have[row], dtype, reference, key)
     if other:
         return f"{what}which holds {other}"
     at = int(places[0])
@@ -243,11 +256,11 @@ def _describe(
     )
 
 
-def _whose(row: NDArray[Any], reference: Reference, key: Key) -> str:
+def _whose(row: NDArray[Any], dtype: str, reference: Reference, key: Key) -> str:
     """Which row of the reference this is, searched in its own matrix first; or nothing."""
     bits = _bits(row)
     for candidate in (key, *(k for k in reference if k != key)):
-        if reference[candidate].dtype == row.dtype.name:
+        if reference[candidate].dtype == dtype:
             values, _ = reference[candidate].load()
             if values.shape[1] == len(row):
                 equal = (_bits(values) == bits).all(axis=1)
@@ -274,8 +287,12 @@ def _per_row(scales: NDArray[np.float32]) -> int:
     return int(scales[:1].size)
 
 
-def _kind(values: NDArray[Any]) -> str:
-    return f"{values.dtype.name} {list(values.shape)}"
+def _kind(dtype: str, values: NDArray[Any]) -> str:
+    return f"{dtype} {list(values.shape)}"
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.shape == other.shape and not _differ(one, other).any()
 
 
 def _differ(have: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:

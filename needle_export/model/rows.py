@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,15 +28,17 @@ class Matrix:
         tensor: of the checkpoint, with the site's number where each site has one.
         role, layer: of it; -1: of no block.
         rows: O.
-        dtype: ``int8``, ``float16`` or ``float32``; levels of fewer bits are int8.
-        load: values [O, I] in that format, and the factors of the rows' results [O], or of each K columns' share in
-            them [O, I / K], or None where they have none.
+        used: how many of the first rows and columns matter; the others meet padding.
+        dtype: ``int8``, ``float16`` or ``float32``, or the name of a form of ``weights.forms``.
+        load: values [O, I] in that format, and the factors of the rows' results: [O], or [O, I / K] for K columns each,
+            or None where they have none.
     """
 
     tensor: str
     role: str
     layer: int
     rows: int
+    used: tuple[int, int]
     dtype: str
     load: Callable[[], tuple[NDArray[Any], NDArray[np.float32] | None]]
 
@@ -67,17 +69,32 @@ def matrices(
             one = None if integers is None else integers[site]
             if isinstance(one, Rows):
                 dtype, load = "int8", partial(_integers, one.values, one.scales, factor)
-            if isinstance(one, Blocks):
-                dtype, load = "int8", partial(_integers, one.values, one.scales.float(), factor)
+            elif isinstance(one, Blocks):
+                # How few digits a scale has is not told by where it lies.
+                dtype, load = replace(one.form, brain=False).name, partial(_integers, one.values, one.scales, factor)
             key = (path.removeprefix("net."), site if several else -1)
-            found[key] = Matrix(tensor, role, layer, len(matrix), dtype, load)
+            found[key] = Matrix(tensor, role, layer, len(matrix), _used(path, matrix, step), dtype, load)
     return found
+
+
+def _used(path: str, matrix: Tensor, step: Step) -> tuple[int, int]:
+    """Rows and columns of a matrix [O, I] that matter.
+
+    The MLP pads its input with whole rows of zeros for its first Kronecker product, and cuts as many off the last.
+    """
+    rows, columns = matrix.shape
+    geometry = step.net.geometry
+    whole = -(-geometry.d_model // geometry.hada_blocks[1])
+    if path.endswith(".mlp.w1a"):
+        return rows, min(columns, whole)
+    return (min(rows, whole), columns) if path.endswith(".mlp.w3a") else (rows, columns)
 
 
 def _integers(
     values: Tensor, scales: Tensor, factor: Tensor | None
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
-    return values.numpy(), (scales if factor is None else scales * factor).numpy()
+    # Scales in half precision are widened: a factor is multiplied in float32.
+    return values.numpy(), (scales.float() if factor is None else scales.float() * factor).numpy()
 
 
 def _floats(

@@ -113,7 +113,8 @@ def trim_kronecker(program: Program) -> Fired:
             cut = Weight(f"{diagonal.name}.cut", diagonal.value[:width].contiguous(), _one_part(diagonal, width))
             source = program.call(node, aten.mul.Tensor, (program.add_weight(cut), source), like=node)
         rows = a.value[: width // block].contiguous()
-        new_a = program.add_weight(Weight(f"{a.name}.cut", rows, _one_part(a, rows.numel())))
+        # Named as the matrix that it is by rows of outputs.
+        new_a = program.add_weight(Weight(f"{a.name}[:,:{len(rows)}]", rows, _one_part(a, rows.numel())))
         node.replace_all_uses_with(program.call(node, kron, (source, new_a, node.args[2]), like=node))
         fired.add("trim_kronecker", layer_of(node))
     program.sweep()
@@ -135,7 +136,8 @@ def trim_kronecker(program: Program) -> Fired:
         if a is None or end % block:
             continue
         columns = a.value[:, : end // block].contiguous()
-        new_a = program.add_weight(Weight(f"{a.name}.cut", columns, _one_part(a, columns.numel())))
+        name = f"{a.name}[:{columns.shape[1]}]"
+        new_a = program.add_weight(Weight(name, columns, _one_part(a, columns.numel())))
         short = program.call(node, kron, (product.args[0], new_a, product.args[2]), like=product)
         cut = Weight(f"{diagonal.name}.cut", diagonal.value[:end].contiguous(), _one_part(diagonal, end))
         node.replace_all_uses_with(program.call(node, aten.mul.Tensor, (program.add_weight(cut), short), like=node))

@@ -36,6 +36,9 @@ def fold_constants(program: Program) -> Fired:
         parts = tuple(p for w in known for p in w.parts) if layout else derived_parts(value, known)
         folded = not layout or any(w.folded for w in known)
         name = f"{known[0].name}.{node.name}"
+        if layout and not folded and len({w.name.rpartition(".")[0] for w in known}) == 1:
+            # Their values lie beside each other as they are, and the name says whose.
+            name = "+".join([known[0].name, *(w.name.rpartition(".")[2] for w in known[1:])])
         replacement = program.add_weight(Weight(name, value, parts, folded))
         node.replace_all_uses_with(replacement)
         fired.add("fold_constants")

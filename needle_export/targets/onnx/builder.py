@@ -17,6 +17,7 @@ import onnx_ir.convenience
 
 from needle_export.config.rules import Rules
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
+from needle_export.targets.claims import tensor_name
 from needle_export.targets.constants import short_name, too_large
 from needle_export.targets.onnx.store import Stored, Weights
 
@@ -143,23 +144,33 @@ class Builder:
         )
         return self._initializer(name, tensor)
 
-    def part(self, stored: Stored, shape: tuple[int, ...]) -> ir.Value:
-        """The first bytes of what is stored under a shape."""
-        key = ("part", stored.offset, stored.name, shape)
+    def part(self, stored: Stored, shape: tuple[int, ...], name: str = "") -> ir.Value:
+        """The first bytes of what is stored under a shape, and under a name if it isn't to be the stored one's."""
+        name = name or stored.name
+        key = ("part", stored.offset, name, shape)
         if key not in self.memo:
-            self.memo[key] = self._external(stored.name, stored.offset, stored.kind, shape)
+            self.memo[key] = self._external(name, stored.offset, stored.kind, shape)
         value: ir.Value = self.memo[key]
         return value
 
     # --- weights -----------------------------------------------------------------------------------
 
-    def weight(self, node: FxNode, *, transpose: bool = False) -> ir.Value:
+    def weight(self, node: FxNode) -> ir.Value:
         """A weight as float32 (or integers), ready for arithmetic."""
-        return self._widened(*self.raw_weight(node, transpose=transpose))
+        weight = self.program.weights[node.name]
+        return self.array(weight, weight.value.contiguous().numpy())
 
-    def array(self, weight: Weight, data: npt.NDArray[Any]) -> ir.Value:
-        """A weight's values in a layout of the caller's, as float32 (or integers), ready for arithmetic."""
-        return self._widened(*self.stored(weight, data))
+    def array(self, weight: Weight, data: npt.NDArray[Any], name: str = "") -> ir.Value:
+        """A weight's values in a layout of the caller's, as float32 (or integers), ready for arithmetic.
+
+        Args:
+            name: of the constant; the weight's if left out.
+        """
+        return self._widened(*self.stored(weight, data, name=name))
+
+    def matrix(self, node: FxNode, *, transpose: bool = False) -> ir.Value:
+        """A matrix as float32, under the name by which it is found in the file and compared."""
+        return self._widened(*self.raw_matrix(node, transpose=transpose))
 
     def _widened(self, value: ir.Value, halved: bool) -> ir.Value:
         if not halved:
@@ -172,18 +183,21 @@ class Builder:
         cast: ir.Value = self.memo[key]
         return cast
 
-    def raw_weight(self, node: FxNode, *, transpose: bool = False) -> tuple[ir.Value, bool]:
-        """A weight as it is stored, and whether that is half precision."""
+    def raw_matrix(self, node: FxNode, *, transpose: bool = False) -> tuple[ir.Value, bool]:
+        """A matrix as it is stored, and whether that is half precision."""
         weight = self.program.weights[node.name]
         tensor = weight.value.t() if transpose else weight.value
-        return self.stored(weight, tensor.contiguous().numpy(), transposed=transpose)
+        return self.stored(weight, tensor.contiguous().numpy(), transposed=transpose, name=matrix_name(weight))
 
     def stored(
-        self, weight: Weight, data: npt.NDArray[Any], *, transposed: bool = False
+        self, weight: Weight, data: npt.NDArray[Any], *, transposed: bool = False, name: str = ""
     ) -> tuple[ir.Value, bool]:
         """Put a weight's data in the file (once) and return the value and whether it is half precision.
 
         ``transposed`` tells two layouts of a square matrix apart; other layouts differ in shape.
+
+        Args:
+            name: of the constant; the weight's if left out.
 
         Raises:
             Unsupported: a value is beyond half precision, where that is asked for.
@@ -197,13 +211,13 @@ class Builder:
                 if not np.isfinite(data).all():
                     raise too_large(weight, "a value is beyond half precision")
                 reason = "" if scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
-        key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed)
+        key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed, name)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
             return hit, data.dtype == np.float16
-        name = short_name(weight.name)
-        stored = self.store.add(name, data, weight.parts, reason)
-        self.memo[key] = self._external(name, stored.offset, data.dtype, data.shape)
+        plain = short_name(weight.name)
+        stored = self.store.add(plain, data, weight.parts, reason)
+        self.memo[key] = self._external(name or plain, stored.offset, data.dtype, data.shape)
         return self.memo[key], data.dtype == np.float16
 
     def small(self, weight: Weight) -> ir.Value:
@@ -260,6 +274,12 @@ class Builder:
     def at(self, node: FxNode) -> None:
         """Name the nodes that follow after the block of an FX node."""
         self.layer = layer_of(node)
+
+
+def matrix_name(weight: Weight, rows: int | None = None) -> str:
+    """What the constant of a matrix is called, or of its first rows; ``readback`` finds it by that."""
+    cut = "" if rows is None else f"[:{rows}]"
+    return tensor_name(f"{short_name(weight.name)}{cut}", weight.folded)
 
 
 def _why_float(weight: Weight, scheme: str) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode, Weight
 from needle_export.graph.reference import hadamard
+from needle_export.targets.claims import coded_name
 from needle_export.targets.constants import short_name
 from needle_export.targets.onnx.builder import Builder
 
@@ -94,9 +95,10 @@ def _stored(b: Builder, weight: Weight, site: int) -> tuple[ir.Value, ir.Value, 
     shared = tuple(replace(p, elements=max(1, p.elements // codes.group)) for p in parts)
     name = short_name(weight.name) if len(weight.codes) == 1 else f"{short_name(weight.name)}.{site}"
     packed = _packed(codes.indices, width)
-    indices = b.part(b.store.add(name, packed, parts, dtype=codes.form), packed.shape)
+    indices = b.part(b.store.add(name, packed, parts, dtype=codes.form), packed.shape, coded_name(name))
     # Not called halves: those are numbers of the checkpoint's tensor, which the reference rounds.
-    norms = b.part(b.store.add(f"{name}.norms", codes.norms, shared, dtype=f"{codes.form} norms"), codes.norms.shape)
+    norms = b.part(b.store.add(f"{name}.norms", codes.norms, shared, dtype=f"{codes.form} norms"), codes.norms.shape,
+                   coded_name(f"{name}.norms"))
     every = np.arange(256)[:, None] >> (np.arange(each) * width) & (2**width - 1)
     return indices, norms, b.constant(np.resize(codes.levels, 2**width)[every])
 

@@ -152,7 +152,7 @@ def embedding(b: Builder, n: FxNode) -> None:
     if form is not None:
         b.put(n, lookup(b, b.get(n.args[1]), weight, weight.value.numpy(), form))
         return
-    value, half = b.raw_weight(n.args[0])
+    value, half = b.raw_matrix(n.args[0])
     rows = b.op("Gather", value, b.get(n.args[1]), axis=0)
     b.put(n, b.op("Cast", rows, to=FLOAT) if half else rows)
 
@@ -193,7 +193,7 @@ def matmul(b: Builder, n: FxNode) -> None:
     inner, outer = weight.value.shape[-2:]
     form = form_of(b, weight, outer, inner)
     if form is None:
-        b.put(n, b.op("MatMul", b.get(n.args[0]), b.weight(n.args[1])))
+        b.put(n, b.op("MatMul", b.get(n.args[0]), b.matrix(n.args[1])))
     elif weight.value.dim() == 2:
         b.put(n, product(b, b.get(n.args[0]), weight, _turned(weight.value), form))
     else:
@@ -229,7 +229,8 @@ def linear(b: Builder, n: FxNode) -> None:
             whole = b.op("Slice", whole, *(b.constant([at], np.int64) for at in (0, rows, 0)))
         b.put(n, b.op("Gemm", b.get(x), whole, transB=1))
     elif form is None:
-        b.put(n, b.op("Gemm", b.get(x), b.get(table), transB=1))
+        whole = b.matrix(table) if b.program.weight_of(table) is not None else b.get(table)
+        b.put(n, b.op("Gemm", b.get(x), whole, transB=1))
     else:
         b.put(n, product(b, b.get(x), weight, weight.value.numpy(), form, rows=rows))
 
@@ -245,7 +246,7 @@ def slice_(b: Builder, n: FxNode) -> None:
         view(b, n)
         return
     parts = [b.constant([x], np.int64) for x in (start, end, dim)]
-    b.put(n, b.op("Slice", b.get(value), *parts))
+    b.put(n, b.op("Slice", b.get(value) if weight is None else b.matrix(value), *parts))
 
 
 def pad(b: Builder, n: FxNode) -> None:

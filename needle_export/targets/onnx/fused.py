@@ -9,7 +9,7 @@ from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
 from needle_export.targets.constants import side_by_side, sigmoid_of
 from needle_export.targets.onnx import codebook
-from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
+from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, matrix_name
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
 from needle_export.targets.onnx.integers import form_of, product
 
@@ -110,6 +110,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     reach = (count - 1) * dilation
     kernel = np.zeros((channels, 1, reach + 1), np.float32)
     kernel[:, 0, reach::-dilation] = weight.value.numpy().T
+    name = matrix_name(weight) + (f" every {dilation}" if dilation > 1 else "")
     past = b.ref(history).value
     if b.rows == 1:
         column = b.get(x, (1, channels, 1))
@@ -120,7 +121,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
         y, following = b.op(
             "CausalConvWithState",
             column,
-            b.array(weight, kernel),
+            b.array(weight, kernel, name),
             None,
             past,
             outputs=2,
@@ -129,10 +130,10 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     else:
         window = b.op("Concat", past, column, axis=2)
         if b.rows == 1:
-            flat = b.array(weight, kernel.reshape(1, channels, reach + 1))
+            flat = b.array(weight, kernel.reshape(1, channels, reach + 1), name)
             y = b.op("ReduceSum", b.op("Mul", window, flat), b.constant([2], np.int64), keepdims=1)
         else:
-            y = b.op("Conv", window, b.array(weight, kernel), group=channels, kernel_shape=[reach + 1])
+            y = b.op("Conv", window, b.array(weight, kernel, name), group=channels, kernel_shape=[reach + 1])
         ends = [b.constant([e], np.int64) for e in (-reach, np.iinfo(np.int64).max, 2)]
         following = b.op("Slice", window, *ends)
     state = Ref(following, (1, channels, reach))
@@ -150,7 +151,7 @@ def kronecker(b: Builder, n: FxNode) -> None:
     inner, width = b.program.weights[c.name].value.shape
     lead: tuple[int | None, ...] = () if b.rows == 1 else (None,)
     value = b.get(x, (*lead, rows, inner))
-    left, right = b.weight(a, transpose=True), b.weight(c)
+    left, right = b.matrix(a, transpose=True), b.matrix(c)
     if b.rows == 1 and rows > out:
         value = b.op("MatMul", b.op("MatMul", left, value), right)
     else:
@@ -174,7 +175,7 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
     joined = side_by_side(b.program, readers)
     form = form_of(b, joined.weight, *joined.weight.value.shape)
     if form is None:
-        b.put(n, b.op("Gemm", b.get(x), b.weight(weight), b.weight(bias), alpha=b.number(alpha)))
+        b.put(n, b.op("Gemm", b.get(x), b.matrix(weight), b.weight(bias), alpha=b.number(alpha)))
         return
     b.memo["joined", x] = True
     addend = b.small(joined.bias)

@@ -20,7 +20,7 @@ from needle_export.config import schemes
 from needle_export.config.options import OWN_OPS_SCHEMES
 from needle_export.graph.program import Weight
 from needle_export.targets.constants import digest, short_name, too_large
-from needle_export.targets.onnx.builder import MATRIX, MICROSOFT, Builder
+from needle_export.targets.onnx.builder import MATRIX, MICROSOFT, Builder, matrix_name
 from needle_export.weights.forms import Form
 
 #: Bits of a level by scheme.
@@ -70,7 +70,8 @@ def product(
     levels, scales = _stored(b, weight, data, form, factor)
     count, columns = (len(data) if rows is None else rows), data.shape[1]
     runs = columns // form.size
-    operand = b.part(levels, (count, runs, form.size * form.bits // 8))
+    name = matrix_name(weight, count if count < len(data) else None)
+    operand = b.part(levels, (count, runs, form.size * form.bits // 8), name)
     out: ir.Value = b.op(
         "MatMulNBits",
         x,
@@ -93,7 +94,7 @@ def lookup(b: Builder, index: ir.Value, weight: Weight, data: NDArray[np.float32
     rows, columns = data.shape
     out: ir.Value = b.op(
         "GatherBlockQuantized",
-        b.part(levels, (rows, columns * form.bits // 8)),
+        b.part(levels, (rows, columns * form.bits // 8), matrix_name(weight)),
         index,
         b.part(scales, (rows, columns // form.size)),
         domain=MICROSOFT,

@@ -78,15 +78,20 @@ class WeightFile(Weights):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.stored: list[Stored] = []
-        self._by_content: dict[tuple[str, bytes], Stored] = {}
+        #: Places in ``stored``.
+        self._by_content: dict[tuple[str, bytes], int] = {}
         self._file: BinaryIO = path.open("wb")
         self._end = 0
 
     def _placed(self, stored: Stored, array: npt.NDArray[np.generic]) -> Stored:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         key = (stored.dtype, hashlib.sha256(data).digest())
-        found = self._by_content.get(key)
-        if found is not None:
+        at = self._by_content.get(key)
+        if at is not None:
+            found = self.stored[at]
+            # It lies in the file once and stands for all of them, each rounded like the other.
+            new = tuple(p for p in stored.parts if p not in found.parts)
+            self.stored[at] = replace(found, parts=(*found.parts, *new))
             return found
         step = _PAGE if len(data) >= _LARGE else _LINE
         offset = -(-self._end // step) * step
@@ -94,8 +99,8 @@ class WeightFile(Weights):
         self._file.write(data)
         self._end = offset + len(data)
         placed = replace(stored, offset=offset)
+        self._by_content[key] = len(self.stored)
         self.stored.append(placed)
-        self._by_content[key] = placed
         return placed
 
     def __enter__(self) -> WeightFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from needle_export.targets.base import (
     LoweringOptions,
     OtherRuntime,
     Programs,
+    ReadMatrix,
     StoredWeight,
     WeightShare,
     need,
@@ -176,6 +178,12 @@ class OnnxTarget:
     def examine(self, folder: Path) -> Facts:
         """Nothing beyond what compiling told."""
         return Facts()
+
+    def read_matrices(self, folder: Path) -> Iterator[ReadMatrix]:
+        """Every matrix of the two graphs, read through them."""
+        from needle_export.targets.onnx.readback import read_matrices
+
+        return read_matrices(folder)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """None: opsets say what older versions run."""

@@ -1,7 +1,6 @@
 """The matrices of a finished file as its graphs use them: what each op multiplies by, and what multiplies behind it.
 
-Everything is read from the file. Of what was known when it was written only a name is left: a matrix is called after
-the parameters whose rows it holds, and whether that is true is for the comparison to find out.
+Everything is read from the file; what a matrix is called there is the one thing that was known when it was written.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.targets.base import Place, ReadMatrix, RowsOf
+from needle_export.targets.claims import parse_name
 from needle_export.targets.tflite.analysis import Graph, Op, mapped, read_graph, span_of
 from needle_export.targets.tflite.blocks import BLOCK, unpack
 from needle_export.targets.tflite.quantization import blocks_of
@@ -26,37 +26,10 @@ _PRODUCT, _LOOKUP = "FULLY_CONNECTED", "EMBEDDING_LOOKUP"
 #: How elements lie in the file; of int4, two in each.
 _DTYPES = {"int4": np.uint8, "int8": np.int8, "float16": np.float16, "float32": np.float32}
 
-#: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y. The converter appends a running
-#: number to a name that it meets again, and drops one that ends in a colon.
-_NAME = re.compile(r"(rows|folded)\((.+?)(?:\[(\d*):(\d+)\])?(?:\.(\d+))?\)\d*")
-
 #: As the builder names ops: the block first.
 _BLOCK = re.compile(r"layers\.(\d+)/")
 
 _Span = tuple[int, int]
-
-
-def tensor_name(name: str, folded: bool) -> str:
-    """What the tensor of a matrix is called; :func:`read_matrices` understands it.
-
-    Args:
-        name: of the weight: its parameters' common path once, their last parts with + between, rows and site.
-        folded: whether constants went into the values.
-    """
-    return f"{'folded' if folded else 'rows'}({name})"
-
-
-def parse_name(name: str) -> tuple[RowsOf, bool] | None:
-    """What a tensor's name says that it holds, and whether constants went into it; None for any other name."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    kind, paths, start, stop, site = match.groups()
-    first, *others = paths.split("+")
-    home = first.rpartition(".")[0]
-    parameters = (first, *(f"{home}.{leaf}" for leaf in others))
-    claim = RowsOf(parameters, int(site or -1), int(start or 0), None if stop is None else int(stop))
-    return claim, kind == "folded"
 
 
 def read_matrices(path: Path) -> Iterator[ReadMatrix]:
@@ -81,7 +54,7 @@ def read_matrices(path: Path) -> Iterator[ReadMatrix]:
                 else:
                     found[key] = use
     for use in found.values():
-        values, scales, behind = np.empty((0, 0), np.int8), None, None
+        values, scales, behind, form = np.empty((0, 0), np.int8), None, None, ""
         bits = 4 if use.dtype == "int4" else 0
         if not use.fault:
             values = _load(path, use.values, use.dtype).reshape(use.shape[0], -1)
@@ -89,7 +62,8 @@ def read_matrices(path: Path) -> Iterator[ReadMatrix]:
         if not use.fault and use.own is not None:
             values, behind = unpack(values.view(np.uint8)), scales
             scales = _load(path, use.own, "float16").reshape(use.shape[0], -1).astype(np.float32)
-        yield ReadMatrix(use.claim, use.folded, values, scales, tuple(use.places), use.fault, behind, bits)
+            form = f"int4x{values.shape[1] // scales.shape[1]}"
+        yield ReadMatrix(use.claim, use.folded, values, scales, tuple(use.places), use.fault, behind, bits, form)
 
 
 def _load(path: Path, span: _Span, dtype: str) -> NDArray[Any]:

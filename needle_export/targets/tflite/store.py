@@ -13,9 +13,9 @@ from litert_converter.mlir import ir
 from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets import constants
+from needle_export.targets.claims import tensor_name
 from needle_export.targets.constants import short_name
 from needle_export.targets.tflite.blocks import BLOCK, Packed
-from needle_export.targets.tflite.readback import tensor_name
 from needle_export.weights.forms import Form
 from needle_export.weights.int8 import quantize_rows
 

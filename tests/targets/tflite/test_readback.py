@@ -11,7 +11,8 @@ import pytest
 
 from needle_export.errors import BadInput
 from needle_export.targets.base import ReadMatrix, RowsOf
-from needle_export.targets.tflite.readback import parse_name, read_matrices, tensor_name
+from needle_export.targets.claims import parse_name, tensor_name
+from needle_export.targets.tflite.readback import read_matrices
 from tests.support.tflite_models import FLOAT, INT, Tiny, save
 
 pytest.importorskip("litert_converter")
@@ -34,6 +35,7 @@ INPUTS = {"x": ((1, 4), FLOAT), "i": ((1,), INT)}
         ("engram.key_proj+value_proj[96:192].1", RowsOf(("engram.key_proj", "engram.value_proj"), 1, 96, 192)),
         ("engram.key_proj.0", RowsOf(("engram.key_proj",), 0)),
         ("layers.0.mlp.w1b", RowsOf(("layers.0.mlp.w1b",))),
+        ("layers.0.mlp.w1a[:,:24]", RowsOf(("layers.0.mlp.w1a",), columns=24)),
     ],
 )
 def test_a_name_says_whose_rows_lie_there(name: str, claim: RowsOf) -> None:
@@ -50,6 +52,7 @@ def test_other_names_say_nothing(name: str) -> None:
 
 def test_a_claim_in_words() -> None:
     assert str(RowsOf(("a.x", "a.y"), 1, 96, 192)) == "a.x + a.y, site 1, rows 96 to 192"
+    assert str(RowsOf(("a.x",), columns=24)) == "a.x, columns 0 to 24"
     assert str(RowsOf(("a.x",))) == "a.x"
 
 

@@ -24,14 +24,20 @@ class Matrix:
     layer: int
     values: Any
     scales: Any = None
+    form: str = ""
+    spare: tuple[int, int] = (0, 0)
 
     @property
     def rows(self) -> int:
         return len(self.values)
 
     @property
+    def used(self) -> tuple[int, int]:
+        return self.values.shape[0] - self.spare[0], self.values.shape[1] - self.spare[1]
+
+    @property
     def dtype(self) -> str:
-        return str(self.values.dtype.name)
+        return self.form or str(self.values.dtype.name)
 
     def load(self) -> Any:
         return self.values, self.scales
@@ -165,6 +171,74 @@ def test_another_format_than_the_references(kind: Any) -> None:
         with_part(3, values=values)
     )
     assert "int8 [3, 5], not int8 [3, 6]" in fault(with_part(3, values=good()[3].values[:, :5]))
+
+
+def in_blocks(seed: int, levels: bool = False) -> Matrix:
+    values, _ = integers(4, seed)
+    scales = np.random.default_rng(seed).random((4, 3), np.float32)
+    form = "palette4x2" if levels else "int8x2"
+    return Matrix("w", "content", 2, values.view(np.uint8) if levels else values, scales, form)
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_blocks_and_palettes(levels: bool) -> None:
+    wanted = in_blocks(7, levels)
+    reference = {("w", -1): wanted}
+    values, scales = wanted.load()
+    good = ReadMatrix(RowsOf(("w",)), False, values, scales, HERE, form=wanted.form, own=True, bytes=40)
+    assert weights.compare([good], reference).table() == {"matrices": 1, "bytes": 40, "folded": 0}
+
+    def fault(**changes: Any) -> str:
+        return str(weights.compare([dataclasses.replace(good, **changes)], reference).fault())
+
+    moved = scales.copy()
+    moved[2, 1] = np.nextafter(moved[2, 1], np.float32(9))
+    kind = "level 1" if levels else "scale of columns 2 and on"
+    assert fault(scales=moved) == (
+        f"w of block 2 (content): 1 of 4 rows differ, row 2 first, whose {kind} is {moved[2, 1]:.9g}"
+        f" and not {scales[2, 1]:.9g}"
+    )
+    assert "1 scales of a row are stored, not 3" in fault(scales=scales[:, :1])
+    assert "no scales of its rows" in fault(scales=None)
+    assert "is stored as int8x3 [4, 6], not" in fault(form="int8x3")
+    order = [1, 0, 2, 3]
+    assert fault(values=values[order], scales=scales[order]).endswith("rows differ, row 0 first, which holds row 1")
+
+
+def test_equal_blocks_may_be_one_constant() -> None:
+    one = in_blocks(8)
+    reference = {("w", -1): one, ("v", -1): dataclasses.replace(one, tensor="v")}
+    read = ReadMatrix(RowsOf(("w",)), False, one.values, one.scales, HERE, form=one.form, own=True)
+    assert weights.compare([read], reference).table()["matrices"] == 2
+    other = {**reference, ("v", -1): dataclasses.replace(one, tensor="v", scales=one.scales * np.float32(2))}
+    assert weights.compare([read], other).fault() == "v of block 2 (content) is read by no op of the artifact"
+
+
+def test_rows_and_columns_that_meet_padding() -> None:
+    values = integers(4, 9)[0].astype(np.float16)
+    spare = {("w", -1): Matrix("w", "mixing", 2, values, spare=(1, 2))}
+    whole = {("w", -1): Matrix("w", "mixing", 2, values)}
+
+    def read(rows: int, columns: int) -> ReadMatrix:
+        claim = RowsOf(("w",), stop=rows, columns=columns)
+        return ReadMatrix(claim, False, values[:rows, :columns], None, HERE)
+
+    assert weights.compare([read(3, 4)], spare).table() == {"matrices": 1, "bytes": 3 * 4 * 2, "folded": 0}
+    said = weights.compare([read(2, 4)], spare).fault()
+    assert said == "w of block 2 (mixing): row 2 is read by no op of the artifact"
+    assert "only 3 of its columns are stored, and 4 matter" in str(weights.compare([read(3, 3)], spare).fault())
+    assert "only 4 of its columns are stored, and 6 matter" in str(weights.compare([read(3, 4)], whole).fault())
+
+
+def test_a_factor_of_the_op_itself() -> None:
+    values = np.ones((2, 2), np.float32)
+    reference = {("w", -1): Matrix("w", "content", 2, values)}
+    read = ReadMatrix(RowsOf(("w",)), False, values, np.ones(2, np.float32), HERE, own=True)
+    assert weights.compare([read], reference).fault() is None
+    wrong = dataclasses.replace(read, scales=np.full(2, 1.5, np.float32))
+    assert weights.compare([wrong], reference).fault() == (
+        "w of block 2 (content): matmul_1 of decode multiplies it by 1.5"
+    )
 
 
 def test_what_cannot_be_read() -> None:

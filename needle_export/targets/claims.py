@@ -1,0 +1,55 @@
+"""What a stored matrix says that it holds: the name that it is found by in a finished artifact.
+
+Of what was known when an artifact was written only this name is left, and whether it is true is for the comparison to
+find out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from needle_export.targets.base import RowsOf
+
+#: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y; ``rows(a.b.x[:,:24])``: the first
+#: 24 columns. TFLite's converter appends a running number to a name that it meets again, and drops one that ends in a
+#: colon.
+_NAME = re.compile(r"(rows|folded)\((.+?)(?:\[(\d*):(\d*)(?:,:(\d+))?\])?(?:\.(\d+))?\)\d*")
+
+
+def tensor_name(name: str, folded: bool) -> str:
+    """What the constant of a matrix is called; :func:`parse_name` understands it.
+
+    Args:
+        name: of the weight: its parameters' common path once, their last parts with + between, rows and site.
+        folded: whether constants went into the values.
+    """
+    return f"{'folded' if folded else 'rows'}({name})"
+
+
+def coded_name(name: str) -> str:
+    """What a part of a matrix in codebook form is called: its rows are not read back."""
+    return f"codes({name})"
+
+
+def is_coded(name: str) -> bool:
+    """Whether a constant is called so."""
+    return name.startswith("codes(")
+
+
+def parse_name(name: str) -> tuple[RowsOf, bool] | None:
+    """What a constant's name says that it holds, and whether constants went into it; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    kind, paths, start, stop, columns, site = match.groups()
+    first, *others = paths.split("+")
+    home = first.rpartition(".")[0]
+    parameters = (first, *(f"{home}.{leaf}" if home else leaf for leaf in others))
+    claim = RowsOf(
+        parameters,
+        int(site or -1),
+        int(start or 0),
+        int(stop) if stop else None,
+        int(columns) if columns else None,
+    )
+    return claim, kind == "folded"
