@@ -27,7 +27,7 @@ from needle_export.measure import parity
 from needle_export.model import rows
 from needle_export.model.dynamic import DynamicProducts, Quantized, plain_forms, quantize_parameters, quantizers
 from needle_export.model.network import Needle
-from needle_export.model.rounding import round_parameters
+from needle_export.model.rounding import Formed, round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
@@ -108,6 +108,7 @@ class Compiler:
         self.original: NDArray[np.float32] | None = None
         self.scheme = Scheme()
         self._quantized: dict[int, list[Quantized]] = {}
+        self._formed: dict[int, list[Formed]] = {}
         self.sensitivity: parity.Sensitivity | None = None
         #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
         self.products: Callable[..., Any] = nullcontext
@@ -288,7 +289,7 @@ class Compiler:
             if scheme.activations is not None:
                 self._quantized = quantize_parameters(tensors, sources, quantizers(scheme))
                 self.products = partial(DynamicProducts, self._quantized)
-            round_parameters(tensors, sources, plain_forms(scheme))
+            self._formed = round_parameters(tensors, sources, plain_forms(scheme))
         if scheme.half:
             # Traced anew, so that constants are folded into the rounded weights; codes are numbers to the reference.
             self.rotate, told = False, (dict(self.places), dict(self.left))
@@ -314,7 +315,8 @@ class Compiler:
 
     def matrices(self) -> dict[tuple[str, int], rows.Matrix]:
         """The numbers that the reference computes with, under the scheme in use, by the parameter's path and site."""
-        return rows.matrices(Step(self.net, self.context), set(self.scheme.halves), self._quantized)
+        step = Step(self.net, self.context)
+        return rows.matrices(step, set(self.scheme.halves), self._quantized, self._formed, self.scheme.half)
 
     def reference(self, seed: int) -> list[parity.Case]:
         """Seeded sequences with the reference's logits (uncached) and its state at their ends.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from needle_export.model.dynamic import Blocks, Quantized, Rows, matrices_of
+from needle_export.model.rounding import Formed
 from needle_export.model.step import Step, factor_of, parameter_sources
 
 
@@ -31,7 +32,7 @@ class Matrix:
         used: how many of the first rows and columns matter; the others meet padding.
         dtype: ``int8``, ``float16`` or ``float32``, or the name of a form of ``weights.forms``.
         load: values [O, I] in that format, and the factors of the rows' results: [O], or [O, I / K] for K columns each,
-            or None where they have none.
+            or levels [O, L] of a palette, or None where they have none.
     """
 
     tensor: str
@@ -44,7 +45,11 @@ class Matrix:
 
 
 def matrices(
-    step: Step, halves: Collection[tuple[str, int]], quantized: Mapping[int, list[Quantized]]
+    step: Step,
+    halves: Collection[tuple[str, int]],
+    quantized: Mapping[int, list[Quantized]],
+    formed: Mapping[int, list[Formed]] | None = None,
+    half: bool = False,
 ) -> dict[tuple[str, int], Matrix]:
     """Every matrix of a step, by the parameter's path (without the step's ``net.``) and site (-1: not one of several).
 
@@ -52,26 +57,33 @@ def matrices(
         step: with its parameters rounded already.
         halves: (checkpoint tensor, layer) of those in half precision.
         quantized: as ``quantize_parameters`` returned them.
+        formed: as ``round_parameters`` returned them.
+        half: whether all others are stored in half precision, factors too, and no probe heads.
     """
     parameters, sources = dict(step.named_parameters()), parameter_sources(step)
     found = {}
     for path, value in parameters.items():
-        if path not in sources or value.dim() not in (2, 3):
+        if path not in sources or value.dim() not in (2, 3) or (half and path.startswith("net.heads.")):
             continue
         source, role, layer = sources[path]
         factor = parameters.get(factor_of(path) or "")
-        integers = quantized.get(value.data_ptr())
+        rounded = factor.half().float() if half and factor is not None else factor
+        integers, forms = quantized.get(value.data_ptr()), (formed or {}).get(value.data_ptr())
         for site, matrix in enumerate(matrices_of(source, value)):
             several = value.dim() == 3
             tensor = source.replace("engrams/", f"engrams_{site}/") if several else source
-            load = partial(_floats, matrix, (source, layer) in halves, factor)
-            dtype = "float16" if (source, layer) in halves else "float32"
+            halved = half or (source, layer) in halves
+            load = partial(_floats, matrix, halved, rounded)
+            dtype = "float16" if halved else "float32"
             one = None if integers is None else integers[site]
             if isinstance(one, Rows):
-                dtype, load = "int8", partial(_integers, one.values, one.scales, factor)
+                dtype, load = "int8", partial(_integers, one.values, one.scales, rounded)
             elif isinstance(one, Blocks):
                 # How few digits a scale has is not told by where it lies.
-                dtype, load = replace(one.form, brain=False).name, partial(_integers, one.values, one.scales, factor)
+                dtype = replace(one.form, brain=False).name
+                load = partial(_integers, one.values, one.scales, rounded)
+            elif forms is not None:
+                dtype, load = forms[site].form.name, partial(_formed, forms[site], rounded)
             key = (path.removeprefix("net."), site if several else -1)
             found[key] = Matrix(tensor, role, layer, len(matrix), _used(path, matrix, step), dtype, load)
     return found
@@ -80,10 +92,13 @@ def matrices(
 def _used(path: str, matrix: Tensor, step: Step) -> tuple[int, int]:
     """Rows and columns of a matrix [O, I] that matter.
 
-    The MLP pads its input with whole rows of zeros for its first Kronecker product, and cuts as many off the last.
+    The MLP pads its input with whole rows of zeros for its first Kronecker product, and cuts as many off the last. The
+    mixing of lanes behind the last block is none, as the mean over lanes that follows doesn't depend on it.
     """
     rows, columns = matrix.shape
     geometry = step.net.geometry
+    if path.endswith(f"layers.{geometry.num_layers - 1}.lanes.phi_res"):
+        return 0, columns
     whole = -(-geometry.d_model // geometry.hada_blocks[1])
     if path.endswith(".mlp.w1a"):
         return rows, min(columns, whole)
@@ -95,6 +110,12 @@ def _integers(
 ) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     # Scales in half precision are widened: a factor is multiplied in float32.
     return values.numpy(), (scales.float() if factor is None else scales.float() * factor).numpy()
+
+
+def _formed(stored: Formed, factor: Tensor | None) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    # Of a palette, a row of levels for each row.
+    extra = stored.extra if stored.form.kind == "int" else stored.extra.repeat_interleave(stored.form.size, 0)
+    return _integers(stored.values, extra, factor)
 
 
 def _floats(

@@ -16,6 +16,14 @@ from needle_export.targets.base import RowsOf
 _NAME = re.compile(r"(rows|folded)\((.+?)(?:\[(\d*):(\d*)(?:,:(\d+))?\])?(?:\.(\d+))?\)\d*")
 
 
+#: A kernel whose taps lie apart, with zeros between them.
+_EVERY = re.compile(r"(.*) every (\d+)")
+
+#: What stands in an identifier for what can't.
+_ESCAPES = {"_": "_", ".": "d", "+": "p", "[": "l", "]": "r", ":": "c", ",": "k", "(": "o", ")": "e", " ": "s"}
+_PLAIN = {code: plain for plain, code in _ESCAPES.items()}
+
+
 def tensor_name(name: str, folded: bool) -> str:
     """What the constant of a matrix is called; :func:`parse_name` understands it.
 
@@ -53,3 +61,24 @@ def parse_name(name: str) -> tuple[RowsOf, bool] | None:
         int(columns) if columns else None,
     )
     return claim, kind == "folded"
+
+
+def kernel_name(name: str, folded: bool, every: int) -> str:
+    """As :func:`tensor_name`, of the taps of a convolution that are ``every`` positions apart."""
+    return tensor_name(name, folded) + (f" every {every}" if every > 1 else "")
+
+
+def split_every(name: str) -> tuple[str, int]:
+    """The name without the steps between taps, and these."""
+    match = _EVERY.fullmatch(name)
+    return (name, 1) if match is None else (match.group(1), int(match.group(2)))
+
+
+def identifier(name: str) -> str:
+    """A name in letters, digits and underscores, where a format takes no others."""
+    return "".join(f"_{_ESCAPES[c]}" if c in _ESCAPES else c for c in name)
+
+
+def from_identifier(text: str) -> str:
+    """The inverse of :func:`identifier`; an identifier of something else becomes some other text."""
+    return re.sub(r"_([_dplrckoes])", lambda match: _PLAIN[match.group(1)], text)

@@ -90,6 +90,7 @@ def side_by_side(program: Program, nodes: Sequence[FxNode]) -> SideBySide:
     data = np.ascontiguousarray(np.concatenate([w.value.numpy() for w in weights], axis=-1).T)
     name = "+".join([weights[0].name, *(w.name.rpartition(".")[2] for w in weights[1:])])
     whole = piece(weights[0], name, data, [p for w in weights for p in w.parts])
+    whole = replace(whole, folded=any(w.folded for w in weights))
     if all(w.codes for w in weights):
         whole = replace(whole, codes=(joined([w.codes[0] for w in weights]),))
     return SideBySide(

@@ -110,7 +110,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     if b.rows == 1:
         kernel = np.zeros((reach + 1, channels), np.float32)
         kernel[reach::-dilation] = weight.value.numpy()
-        filtered = b.reduce("sum", b.mul(window, Ref(b.store.plain(weight, kernel), kernel.shape)), 0)
+        filtered = b.reduce("sum", b.mul(window, Ref(b.store.plain(weight, kernel, every=dilation), kernel.shape)), 0)
         b.left[history.name] = b.slice(window, 0, 1, reach)
     else:
         kernel = np.ascontiguousarray(weight.value.numpy()[::-1].T).reshape(channels, 1, count)
@@ -118,7 +118,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
         wide = b.op(
             "conv",
             x=tall,
-            weight=b.store.plain(weight, kernel),
+            weight=b.store.plain(weight, kernel, every=1),
             strides=[1],
             pad_type="valid",
             dilations=[dilation],
@@ -170,8 +170,8 @@ def kronecker(b: Builder, n: FxNode) -> None:
     value = b.get(x, (b.rows, rows, inner))
     # Under one shape in every function, so that all share it.
     turned = np.ascontiguousarray(left.value.t().numpy())[None]
-    value = b.matmul(Ref(b.store.plain(left, turned), turned.shape), value)
-    b.put(n, b.linear(value, b.store.plain(right, np.ascontiguousarray(right.value.t().numpy()))))
+    value = b.matmul(Ref(b.store.plain(left, turned, every=1), turned.shape), value)
+    b.put(n, b.linear(value, b.store.plain(right, np.ascontiguousarray(right.value.t().numpy()), every=1)))
 
 
 def scaled_linear(b: Builder, n: FxNode) -> None:

@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil import types
 from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
+from needle_export.targets.claims import identifier, kernel_name
 from needle_export.targets.constants import digest, short_name, too_large
 from needle_export.weights.forms import Form
 
@@ -78,31 +79,35 @@ class WeightStore:
         """Of floating-point constants."""
         return np.float16 if self.half else np.float32
 
-    def constant(self, data: Array, kind: Any = None) -> Any:
+    def constant(self, data: Array, kind: Any = None, name: str = "") -> Any:
         """A constant of these bytes; functions of one package share it in the weight file.
 
         Args:
             kind: coremltools' dtype of entries below a byte, which NumPy forgets on the way.
+            name: to be found by; a number is appended.
         """
         data = np.ascontiguousarray(data).reshape(data.shape)
-        made = MilOps.const(val=data if data.ndim else data[()], name=self._name("c"))
+        made = MilOps.const(val=data if data.ndim else data[()], name=self._name(name or "c"))
         if data.size >= INLINE:
             made.op.weight_id = f"{'' if kind is None else kind.metadata}{_key(data)}"
         return made
 
-    def _name(self, letter: str) -> str:
+    def _name(self, start: str) -> str:
         self._count += 1
-        return f"{letter}{self._count}"
+        return f"{start}{self._count}"
 
-    def plain(self, weight: Weight, data: Array, reason: str = "") -> Any:
+    def plain(self, weight: Weight, data: Array, reason: str = "", every: int = 0) -> Any:
         """A weight's values in the package's float type.
+
+        Args:
+            every: of a matrix, 1, and of taps the positions between them: then it is named to be found and compared.
 
         Raises:
             Unsupported: one is beyond it.
         """
         with np.errstate(over="ignore"):  # told below, by name
             held = data.astype(self.dtype)
-        return self._float(weight, held, reason)
+        return self._float(weight, held, reason, _found_by(weight, every) if every else "")
 
     def single(self, weight: Weight, data: Array) -> Any:
         """A weight's values in float32, whatever the scheme."""
@@ -113,7 +118,7 @@ class WeightStore:
         form = self._form(weight, data)
         if form is None:
             small = self.rules.of_matrix(weight.parts) not in ("fp32", "fp16")
-            return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "")
+            return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "", 1)
         source = digest(data)
         if source not in self._quantized:
             try:
@@ -125,17 +130,18 @@ class WeightStore:
         values, extra = self._quantized[source]
         count = values.size * form.bits // 8 + extra.nbytes
         self._note(f"{form.name}{source}", Stored(short_name(weight.name), count, form.name, weight.parts))
+        name = self._name(_found_by(weight))
         if form.kind == "palette":
             indices = self.constant(values.astype(types.np_uint4_dtype), types.np_uint4_dtype)
             levels = self.constant(extra.reshape(extra.shape[0], 1, extra.shape[1], 1))
-            return MilOps.constexpr_lut_to_dense(indices=indices, lut=levels, name=self._name("w"))
+            return MilOps.constexpr_lut_to_dense(indices=indices, lut=levels, name=name)
         if not self.blocks:
             return MilOps.constexpr_affine_dequantize(
-                quantized_data=values, zero_point=np.int8(0), scale=extra[:, 0], axis=0, name=self._name("w")
+                quantized_data=values, zero_point=np.int8(0), scale=extra[:, 0], axis=0, name=name
             )
         grid = self.constant(values.astype(types.np_int4_dtype), types.np_int4_dtype) if form.bits == 4 else None
         grid = self.constant(values) if grid is None else grid
-        return MilOps.constexpr_blockwise_shift_scale(data=grid, scale=self.constant(extra), name=self._name("w"))
+        return MilOps.constexpr_blockwise_shift_scale(data=grid, scale=self.constant(extra), name=name)
 
     def codes(self, weight: Weight, site: int, indices: Array, norms: Array) -> tuple[Any, Array]:
         """One of a weight's matrices in codebook form, by group: levels float32 [G, O, g], norms float16 [G, 1, O].
@@ -166,11 +172,11 @@ class WeightStore:
         # A palette serves rows of one checkpoint tensor only, so that its levels don't depend on what lies beside it.
         return Form("palette", 4, math.gcd(GROUP, *(p.elements // columns for p in weight.parts)))
 
-    def _float(self, weight: Weight, data: Array, reason: str) -> Any:
+    def _float(self, weight: Weight, data: Array, reason: str, name: str = "") -> Any:
         if data.dtype == np.float16 and not np.isfinite(data).all():
             raise too_large(weight, "a value is beyond half precision")
         self._note(_key(data), Stored(short_name(weight.name), data.nbytes, data.dtype.name, weight.parts, reason))
-        return self.constant(data)
+        return self.constant(data, name=name)
 
     def _note(self, key: str, stored: Stored) -> None:
         """Remember what bytes stand for; equal ones of several tensors lie in the file once and stand for all."""
@@ -198,6 +204,11 @@ def block_form(scheme: str, rows: int, columns: int) -> Form | None:
     if scheme not in ("int8", "int4") or rows * columns < SMALL:
         return None
     return Form("int", 8, columns) if scheme == "int8" else Form("int", 4, math.gcd(BLOCK, columns))
+
+
+def _found_by(weight: Weight, every: int = 1) -> str:
+    """What the constant of a matrix is called, up to a number; ``readback`` finds it by that."""
+    return f"{identifier(kernel_name(short_name(weight.name), weight.folded, every))}_"
 
 
 def _key(data: Array) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
-from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
+from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, ReadMatrix, need
 from needle_export.targets.coreml import apple, contract
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.session import EvaluatorRunner
@@ -130,6 +131,12 @@ class CoremlTarget:
     def examine(self, folder: Path) -> Facts:
         """Nothing beyond what compiling told: no delegate cuts a package here."""
         return Facts()
+
+    def read_matrices(self, folder: Path) -> Iterator[ReadMatrix]:
+        """Every matrix of the packages, read through their functions."""
+        from needle_export.targets.coreml.readback import read_matrices
+
+        return read_matrices(folder)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """Core ML itself, where macOS is present."""

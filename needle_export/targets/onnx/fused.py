@@ -7,9 +7,10 @@ import onnx_ir as ir
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
-from needle_export.targets.constants import side_by_side, sigmoid_of
+from needle_export.targets.claims import kernel_name
+from needle_export.targets.constants import short_name, side_by_side, sigmoid_of
 from needle_export.targets.onnx import codebook
-from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, matrix_name
+from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
 from needle_export.targets.onnx.integers import form_of, product
 
@@ -110,7 +111,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     reach = (count - 1) * dilation
     kernel = np.zeros((channels, 1, reach + 1), np.float32)
     kernel[:, 0, reach::-dilation] = weight.value.numpy().T
-    name = matrix_name(weight) + (f" every {dilation}" if dilation > 1 else "")
+    name = kernel_name(short_name(weight.name), weight.folded, dilation)
     past = b.ref(history).value
     if b.rows == 1:
         column = b.get(x, (1, channels, 1))

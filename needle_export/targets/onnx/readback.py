@@ -20,11 +20,8 @@ from numpy.typing import NDArray
 
 from needle_export.errors import BadInput
 from needle_export.targets.base import Place, ReadMatrix, RowsOf
-from needle_export.targets.claims import is_coded, parse_name
+from needle_export.targets.claims import is_coded, parse_name, split_every
 from needle_export.targets.onnx.contract import DATA_NAME, FILES
-
-#: A kernel whose taps lie apart, with zeros between them.
-_EVERY = re.compile(r"(.*) every (\d+)")
 
 #: As the builder names nodes: the block first.
 _BLOCK = re.compile(r"layers\.(\d+)/")
@@ -191,15 +188,15 @@ class _Graph:
     def uses(self) -> Iterator[tuple[_Use, Place]]:
         """Each op that reads a matrix."""
         for name, constant in self.constants.items():
-            every = _EVERY.fullmatch(name.rstrip("_"))
-            named = parse_name(every.group(1) if every else name.rstrip("_"))
+            plain, every = split_every(name.rstrip("_"))
+            named = parse_name(plain)
             kind = np.dtype(constant.dtype)
             # A vector in half precision is no matrix.
             low = kind == np.uint8 or (kind == np.float16 and sum(d > 1 for d in constant.shape) > 1)
             if (named is None and not low) or is_coded(name):
                 continue
             claim, folded = named or (RowsOf((name,)), False)
-            use = _Use(claim, folded, constant, every=int(every.group(2)) if every else 1)
+            use = _Use(claim, folded, constant, every=every)
             yield from self._follow(use, name)
 
     def _follow(self, use: _Use, name: str) -> Iterator[tuple[_Use, Place]]:
