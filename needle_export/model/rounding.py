@@ -38,7 +38,7 @@ def round_parameters(
         wanted: form by (checkpoint tensor, layer).
 
     Returns:
-        By address of the parameter: the matrices that it holds, as they are stored.
+        By address of the parameter: the matrices that it holds, as they are stored; none of those in codebook form.
     """
     found: dict[int, list[Formed]] = {}
     for path, value in parameters:
@@ -46,8 +46,12 @@ def round_parameters(
         form = Form.parse(wanted.get((source[0], source[2]), "")) if source is not None else None
         if source is None or form is None:
             continue
+        held = found.setdefault(value.data_ptr(), [])
         for matrix in matrices_of(source[0], value):
+            if form.kind not in ("int", "palette"):
+                matrix.copy_(form.rounded(matrix))
+                continue
             stored = Formed(form, *form.quantize(matrix.float().contiguous()))
-            found.setdefault(value.data_ptr(), []).append(stored)
+            held.append(stored)
             matrix.copy_(form.dequantize(stored.values, stored.extra))
     return found

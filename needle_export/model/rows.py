@@ -57,7 +57,8 @@ def matrices(
         step: with its parameters rounded already.
         halves: (checkpoint tensor, layer) of those in half precision.
         quantized: as ``quantize_parameters`` returned them.
-        formed: as ``round_parameters`` returned them.
+        formed: as ``round_parameters`` returned them. Parameters in codebook form are left out: what lies in files are
+            their rotated codes.
         half: whether all others are stored in half precision, factors too, and no probe heads.
     """
     parameters, sources = dict(step.named_parameters()), parameter_sources(step)
@@ -69,6 +70,8 @@ def matrices(
         factor = parameters.get(factor_of(path) or "")
         rounded = factor.half().float() if half and factor is not None else factor
         integers, forms = quantized.get(value.data_ptr()), (formed or {}).get(value.data_ptr())
+        if forms is not None and not forms:
+            continue
         for site, matrix in enumerate(matrices_of(source, value)):
             several = value.dim() == 3
             tensor = source.replace("engrams/", f"engrams_{site}/") if several else source

@@ -99,6 +99,8 @@ def _uses(function: FunctionInfo) -> Iterator[tuple[tuple[Any, ...], _Use]]:
             maker = makers.get(argument[0]) if len(argument) == 1 and isinstance(argument[0], str) else None
             if maker is None:
                 continue
+            if maker.type == "constexpr_lut_to_dense" and len(maker.outputs[0][1].shape) == 3:
+                continue  # codes by group, whose norms multiply elsewhere: the evaluator alone tells of them
             takes = _READERS.get((op.type, parameter), False) and len(maker.outputs[0][1].shape) > 1
             if takes or maker.type != "const" or parse_name(_named(maker)[0]) is not None:
                 factor = _factor(op, makers, readers) if op.type == "linear" else None
