@@ -68,7 +68,9 @@ class Builds:
             phase = {1: "decode", None: "prefill"}.get(rows, f"prefill_{rows}")
             if key not in self._programs:
                 made = right(compiler, rows)
-                self._programs[key] = made, compiler.places[phase], compiler.left[phase]
+                # A copy: the compiler rounds its own parameters in place afterwards.
+                kept = {name: replace(w, value=w.value.clone()) for name, w in made.weights.items()}
+                self._programs[key] = replace(made, weights=kept), compiler.places[phase], compiler.left[phase]
             found, compiler.places[phase], compiler.left[phase] = self._programs[key]
             # The reference exchanges weights of its own program.
             return replace(found, weights=dict(found.weights))
