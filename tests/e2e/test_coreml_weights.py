@@ -63,8 +63,8 @@ def test_one_bit(weights, parameter, kind, at, column, fault):
 
 @pytest.mark.parametrize(
     ("weights", "parameter", "at", "said"),
-    [("int8", "scale", 7, "1 of 96 rows differ, row 7 first, whose scale 0 is "),
-     ("int4", "scale", 7 * 8 + 3, "1 of 96 rows differ, row 7 first, whose scale 3 is "),
+    [("int8", "scale", 7, "1 of 96 rows differ, row 7 first, whose scale is "),
+     ("int4", "scale", 7 * 8 + 3, "1 of 96 rows differ, row 7 first, whose scale of columns 96 and on is "),
      ("palette4", "lut", 2 * 16 + 5, "16 of 96 rows differ, row 32 first, whose level 5 is ")],
 )
 def test_the_last_bit_of_a_scale_or_level(weights, parameter, at, said, fault):
