@@ -292,9 +292,8 @@ class Compiler:
             self._formed = round_parameters(tensors, sources, plain_forms(scheme))
         if scheme.half:
             # Traced anew, so that constants are folded into the rounded weights; codes are numbers to the reference.
-            self.rotate, told = False, (dict(self.places), dict(self.left))
-            self.stored_program = self.program(None)
-            self.places, self.left = told
+            told, self.rotate = (dict(self.places), dict(self.left)), False
+            self.stored_program, (self.places, self.left) = self.program(None), told
             round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
         with torch.inference_mode(), self.products():
             after = self._logits(self._probe())

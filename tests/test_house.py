@@ -49,7 +49,7 @@ SHARED = {
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
-    ("measure.weights", "targets.base"): "data types: a matrix as a target has read it back from its files",
+    ("measure.weights", "targets.matrices"): "data types: a matrix as a target has read it back from its files",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
@@ -89,7 +89,7 @@ _OWN = {"onnx": ("codebook", "integers"), "tflite": ("probes", "store"), "coreml
 LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
 
 #: Modules for all targets.
-COMMON = ("base", "claims", "constants", "ports", "quiet", "views")
+COMMON = ("base", "claims", "constants", "matrices", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.
 TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})

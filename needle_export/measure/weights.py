@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.targets.base import ReadMatrix, RowsOf
+from needle_export.targets.matrices import ReadMatrix, RowsOf
 
 Rows = tuple[NDArray[Any], NDArray[np.float32] | None]
 """Values [O, I], and what multiplies them, if anything does: [O], [O, I / K], or levels [O, L]; see ``ReadMatrix``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from needle_export.targets.base import RowsOf
+from needle_export.targets.matrices import RowsOf
 
 #: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y; ``rows(a.b.x[:,:24])``: the first
 #: 24 columns. TFLite's converter appends a running number to a name that it meets again, and drops one that ends in a

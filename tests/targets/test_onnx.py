@@ -14,6 +14,7 @@ import torch
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.compile import Compiler
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, UsageError
 from needle_export.measure import parity
 from needle_export.targets.onnx.builder import Builder, features
@@ -78,10 +79,10 @@ def test_a_square_weight_has_two_layouts(tmp_path):
     compiler = Compiler(checkpoint, 60, NullProgress())
     program = compiler.program(1)
     with WeightFile(tmp_path / "weights.bin") as store:
-        b = Builder(program, store, features(24), "fp32", "weights.bin")
+        b = Builder(program, store, features(24), Rules("fp32"), "weights.bin")
         square = next(n for n in program.graph.nodes if (w := program.weight_of(n)) and w.name.endswith("w2a"))
-        straight, turned = b.weight(square), b.weight(square, transpose=True)
-        assert straight is not turned and straight is b.weight(square)
+        straight, turned = b.matrix(square), b.matrix(square, transpose=True)
+        assert straight is not turned and straight is b.matrix(square)
 
 
 def test_chunks_of_any_length_give_the_same(artifact):

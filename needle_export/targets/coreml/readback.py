@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.errors import BadInput
-from needle_export.targets.base import Place, ReadMatrix, RowsOf
 from needle_export.targets.claims import from_identifier, parse_name, split_every
 from needle_export.targets.coreml.contract import FILE_NAME
 from needle_export.targets.coreml.evaluate import FunctionInfo, load_package
 from needle_export.targets.coreml.evaluate.spec import Op, Stored, Value
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
 
 #: Where ops read a matrix, and whether any constant there is one, named or not.
 _READERS = {("linear", "weight"): True, ("gather", "x"): True, ("conv", "weight"): True, ("matmul", "x"): False,

@@ -13,10 +13,11 @@ from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
-from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, ReadMatrix, need
+from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
 from needle_export.targets.coreml import apple, contract
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.session import EvaluatorRunner
+from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.ports import DECODE, entry_name, listed, prefill_name
 from needle_export.targets.quiet import quietly
 

@@ -29,8 +29,8 @@ BITS = {s.name: s.bits for s in schemes.ALL if s.name in OWN_OPS_SCHEMES}
 #: Columns that share a scale, as far as they divide a row.
 BLOCK = 128
 
-#: The fewest that the ops take.
-_LEAST = 16
+#: The fewest that the ops take, by bits; of 16 the two-bit one makes floats and multiplies them by floats.
+_LEAST = {8: 16, 4: 16, 2: 32}
 
 #: Inputs are rounded to int8 in the product. At level 0, the default, it is up to a hundred times slower.
 _ACCURACY = 4
@@ -45,7 +45,7 @@ def form_of(b: Builder, weight: Weight, rows: int, columns: int) -> Form | None:
 def block_form(scheme: str, rows: int, columns: int) -> Form | None:
     """As :func:`form_of`, of a checkpoint's own matrix."""
     bits, block = BITS.get(scheme), math.gcd(BLOCK, columns)
-    if bits is None or rows * columns < MATRIX or block < _LEAST:
+    if bits is None or rows * columns < MATRIX or block < _LEAST[bits]:
         return None
     return Form("int", bits, block)
 

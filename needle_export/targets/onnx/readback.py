@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.errors import BadInput
-from needle_export.targets.base import Place, ReadMatrix, RowsOf
 from needle_export.targets.claims import is_coded, parse_name, split_every
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
 from needle_export.targets.onnx.contract import DATA_NAME, FILES
 
 #: As the builder names nodes: the block first.

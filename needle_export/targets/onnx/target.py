@@ -15,11 +15,11 @@ from needle_export.targets.base import (
     LoweringOptions,
     OtherRuntime,
     Programs,
-    ReadMatrix,
     StoredWeight,
     WeightShare,
     need,
 )
+from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.onnx.contract import (
     CHUNK_KEY,
     CONTEXT_KEY,

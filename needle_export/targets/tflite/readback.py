@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.targets.base import Place, ReadMatrix, RowsOf
 from needle_export.targets.claims import parse_name
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
 from needle_export.targets.tflite.analysis import Graph, Op, mapped, read_graph, span_of
 from needle_export.targets.tflite.blocks import BLOCK, unpack
 from needle_export.targets.tflite.quantization import blocks_of

@@ -24,12 +24,12 @@ from needle_export.targets.base import (
     LoweringOptions,
     OtherRuntime,
     Programs,
-    ReadMatrix,
     SignatureFacts,
     StoredWeight,
     Tokens,
     need,
 )
+from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.ports import CONTRACT_KEY, DECODE, entry_name, listed, prefill_name
 from needle_export.targets.quiet import quietly
 from needle_export.targets.tflite import contract

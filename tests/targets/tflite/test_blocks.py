@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from needle_export.targets.base import ReadMatrix, RuntimeRefused
+from needle_export.targets.base import RuntimeRefused
 from needle_export.targets.constants import digest
+from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.tflite import legacy
 from needle_export.targets.tflite.analysis import mapped, metadata, oldest_runtime, read_graph, span_of
 from needle_export.targets.tflite.blocks import Packed, put_blocks, unpack

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from needle_export.errors import BadInput
-from needle_export.targets.base import ReadMatrix, RowsOf
 from needle_export.targets.claims import parse_name, tensor_name
+from needle_export.targets.matrices import ReadMatrix, RowsOf
 from needle_export.targets.tflite.readback import read_matrices
 from tests.support.tflite_models import FLOAT, INT, Tiny, save
 

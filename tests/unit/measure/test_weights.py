@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from needle_export.measure import weights
-from needle_export.targets.base import Place, ReadMatrix, RowsOf
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
 
 HERE = (Place("matmul_1 of decode", 2),)
 
