@@ -43,6 +43,7 @@ class Weight:
         folded: arithmetic went into it, so that it is no longer a checkpoint tensor's values.
         codes: of a weight in codebook form, ``weights.codes.Codes`` of each matrix that it stacks; its value is then
             without their rotation.
+        made: that arithmetic, where a pass has noted it.
     """
 
     name: str
@@ -50,6 +51,20 @@ class Weight:
     parts: tuple[Part, ...]
     folded: bool = False
     codes: tuple[Any, ...] = ()
+    made: Made | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a folded weight follows from others: a target can store those and leave the arithmetic to its runtime.
+
+    Attributes:
+        target: the ATen op: add, mul, sub, div, sigmoid, cat or expand.
+        operands: its arguments in order, weights and numbers; of cat, the pieces.
+    """
+
+    target: object
+    operands: tuple[Any, ...]
 
 
 @dataclass

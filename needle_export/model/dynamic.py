@@ -189,4 +189,4 @@ def plain_forms(scheme: Scheme) -> dict[tuple[str, int], str]:
     forms = {name: Form.parse(name) for _, _, name in scheme.forms}
     rounds = scheme.activations is not None
     return {(s, n): name for s, n, name in scheme.forms
-            if not (rounds and (form := forms[name]) is not None and form.kind == "int")}
+            if not (rounds and (form := forms[name]) is not None and form.kind == "int" and not form.widened)}

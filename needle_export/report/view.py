@@ -316,6 +316,10 @@ def _kept_float(artifact: Artifact) -> Section:
     rows = [(k.name, whole(k.bytes), k.reason) for k in kept[:_MAX_ROWS]]
     if rest := kept[_MAX_ROWS:]:
         rows.append((plural(len(rest), "other weight"), whole(sum(k.bytes for k in rest)), "see report.json"))
+    if kept:
+        total, files = sum(k.bytes for k in kept), artifact.size.total_bytes
+        # Two decimals, as it is often about 1 %.
+        rows.append(("total", whole(total), f"{100 * total / files if files else 0:.2f} % of the files"))
     return Section("Kept in floating point", ("weight", "bytes", "reason"), tuple(rows), frozenset({1}))
 
 

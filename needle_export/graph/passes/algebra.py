@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -10,7 +11,7 @@ from torch import fx
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired, Left
 from needle_export.graph.passes.constants import derived_parts
-from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight, layer_of
+from needle_export.graph.program import CONSTANT, FxNode, Made, Part, Program, Weight, layer_of
 
 aten = torch.ops.aten
 
@@ -31,7 +32,8 @@ def fold_gates(program: Program) -> Fired:
             if scale is None or len(normed.users) != 1:
                 continue
             value = gain.value * scale.value
-            merged = Weight(f"{scale.name}.gated", value, derived_parts(value, [scale]), True)
+            made = Made(aten.mul.Tensor, (gain, scale))
+            merged = Weight(f"{scale.name}.gated", value, derived_parts(value, [scale]), True, made)
             args = (normed.args[0], program.add_weight(merged), normed.args[2])
             node.replace_all_uses_with(program.call(node, norm, args, like=normed))
             fired.add("fold_gates", layer_of(node))
@@ -67,9 +69,12 @@ def fold_bias(program: Program, diagonals: bool = True) -> Fired:
         weight, bias2 = (program.weight_of(a) for a in inner.args[1:3])
         if weight is None or bias2 is None or len(inner.users) != 1 or weight.value.numel() > FOLD_LIMIT:
             continue
-        scaled = Weight(f"{weight.name}.scaled", weight.value * diagonal.value, weight.parts, True)
+        made = Made(aten.mul.Tensor, (weight, diagonal))
+        scaled = Weight(f"{weight.name}.scaled", weight.value * diagonal.value, weight.parts, True, made)
         moved = Weight(f"{bias2.name}.scaled", bias2.value * diagonal.value, diagonal.parts, True)
-        args = (inner.args[0], program.add_weight(scaled), program.add_weight(moved), inner.args[3])
+        # A bias of ones becomes the diagonal itself.
+        bias = factor if bool((bias2.value == 1).all()) else program.add_weight(moved)
+        args = (inner.args[0], program.add_weight(scaled), bias, inner.args[3])
         node.replace_all_uses_with(program.call(node, linear, args, like=inner))
         fired.add("fold_diagonal", layer_of(node))
     program.sweep()
@@ -178,12 +183,15 @@ def absorb_diagonal(program: Program) -> Fired:
                 )
             )
             continue
-        merged = Weight(f"{scale.name}.d1", scale.value * diagonal.value, scale.parts, True)
+        made = Made(aten.mul.Tensor, (scale, diagonal))
+        merged = Weight(f"{scale.name}.d1", scale.value * diagonal.value, scale.parts, True, made)
         args = (normed.args[0], program.add_weight(merged), normed.args[2])
         new = program.call(normed, norm, args, like=normed)
         for user, matrix in zip(others, matrices, strict=True):
             assert matrix is not None
-            inverse = Weight(f"{matrix.name}.d1", matrix.value / diagonal.value.unsqueeze(-1), matrix.parts, True)
+            column = replace(diagonal, value=diagonal.value.unsqueeze(-1))
+            made = Made(aten.div.Tensor, (matrix, column))
+            inverse = Weight(f"{matrix.name}.d1", matrix.value / column.value, matrix.parts, True, made)
             replaced = program.call(user, aten.matmul.default, (new, program.add_weight(inverse)), like=user)
             user.replace_all_uses_with(replaced)
         node.replace_all_uses_with(new)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from needle_export.graph.passes.base import Fired
-from needle_export.graph.program import CONSTANT, FxNode, Part, Program, Weight
+from needle_export.graph.program import CONSTANT, FxNode, Made, Part, Program, Weight
 
 aten = torch.ops.aten
 
@@ -35,11 +35,13 @@ def fold_constants(program: Program) -> Fired:
         layout = node.target in _LAYOUT
         parts = tuple(p for w in known for p in w.parts) if layout else derived_parts(value, known)
         folded = not layout or any(w.folded for w in known)
+        operands = tuple(program.weights[a.name] if isinstance(a, fx.Node) else a for a in node.args)
+        made = None if layout else Made(node.target, operands)
         name = f"{known[0].name}.{node.name}"
         if layout and not folded and len({w.name.rpartition(".")[0] for w in known}) == 1:
             # Their values lie beside each other as they are, and the name says whose.
             name = "+".join([known[0].name, *(w.name.rpartition(".")[2] for w in known[1:])])
-        replacement = program.add_weight(Weight(name, value, parts, folded))
+        replacement = program.add_weight(Weight(name, value, parts, folded, made=made))
         node.replace_all_uses_with(replacement)
         fired.add("fold_constants")
     program.sweep()

@@ -10,7 +10,7 @@ from torch import fx
 
 from needle_export.graph.ops import op
 from needle_export.graph.passes.base import Fired
-from needle_export.graph.program import FxNode, Part, Program, Weight, layer_of
+from needle_export.graph.program import FxNode, Made, Part, Program, Weight, layer_of
 
 aten = torch.ops.aten
 
@@ -167,15 +167,16 @@ def join_heads(program: Program) -> Fired:
             continue
         heads, groups = int(qn.meta["val"].shape[-2]), int(kn.meta["val"].shape[-2])
         rows, width = qn.args[0].args[1][0], int(qn.meta["val"].shape[-1])
-        scale = torch.cat([scales[0].value.expand(heads, width), scales[1].value.expand(groups, width)]).contiguous()
+        pair = [_repeated(s, count, width) for s, count in zip(scales, (heads, groups), strict=True)]
         wide = regroup(program, split, first, 2, None)
         before = _after(program, wide, q, k)
         folded = program.add_weight(
             Weight(
                 f"layers.{layer_of(q)}.attention.qk_norm",
-                scale,
-                (_resized(scales[0], heads * width), _resized(scales[1], groups * width)),
+                torch.cat([s.value for s in pair]).contiguous(),
+                tuple(p for s in pair for p in s.parts),
                 True,
+                Made(aten.cat.default, tuple(pair)),
             )
         )
         shaped = program.call(before, aten.reshape.default, (wide, [rows, heads + groups, width]), like=q)
@@ -197,9 +198,16 @@ def _after(program: Program, wide: FxNode, q: FxNode, k: FxNode) -> FxNode:
     return place
 
 
-def _resized(weight: Weight, elements: int) -> Part:
+def _repeated(weight: Weight, rows: int, width: int) -> Weight:
+    """A vector, or what broadcasts like one, as so many equal rows."""
     first = weight.parts[0]
-    return Part(first.source, first.role, first.layer, elements)
+    return Weight(
+        weight.name,
+        weight.value.expand(rows, width),
+        (Part(first.source, first.role, first.layer, rows * width),),
+        True,
+        Made(aten.expand.default, (weight, (rows, width))),
+    )
 
 
 def tile_slices(program: Program) -> Fired:

@@ -120,7 +120,7 @@ class Builder:
                 self.memo[key] = self._initializer(name, ir.tensor(data, name=name))
             else:
                 stored = self.store.add(name, data, ())
-                self.memo[key] = self._external(name, stored.offset, data.dtype, data.shape)
+                self.memo[key] = self._external(name, stored.offset, ir.DataType.from_numpy(data.dtype), data.shape)
         value: ir.Value = self.memo[key]
         return value
 
@@ -129,27 +129,33 @@ class Builder:
         self.initializers[name] = value
         return value
 
-    def _external(self, name: str, offset: int, kind: npt.DTypeLike, shape: tuple[int, ...]) -> ir.Value:
+    def _external(self, name: str, offset: int, kind: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
         while name in self.initializers:
             name += "_"
-        dtype = np.dtype(kind)
         tensor = ir.ExternalTensor(
             self.data_name,
             offset,
-            math.prod(shape) * dtype.itemsize,
-            ir.DataType.from_numpy(dtype),
+            math.ceil(math.prod(shape) * kind.itemsize),
+            kind,
             shape=ir.Shape(shape),
             name=name,
             base_dir=str(self.store.path.parent),
         )
         return self._initializer(name, tensor)
 
-    def part(self, stored: Stored, shape: tuple[int, ...], name: str = "") -> ir.Value:
-        """The first bytes of what is stored under a shape, and under a name if it isn't to be the stored one's."""
-        name = name or stored.name
-        key = ("part", stored.offset, name, shape)
+    def part(
+        self, stored: Stored, shape: tuple[int, ...], name: str = "", kind: ir.DataType | None = None
+    ) -> ir.Value:
+        """The first bytes of what is stored under a shape.
+
+        Args:
+            name: if it isn't to be the stored one's.
+            kind: likewise.
+        """
+        name, kind = name or stored.name, kind or ir.DataType.from_numpy(np.dtype(stored.kind))
+        key = ("part", stored.offset, name, shape, kind)
         if key not in self.memo:
-            self.memo[key] = self._external(name, stored.offset, stored.kind, shape)
+            self.memo[key] = self._external(name, stored.offset, kind, shape)
         value: ir.Value = self.memo[key]
         return value
 
@@ -166,11 +172,25 @@ class Builder:
         Args:
             name: of the constant; the weight's if left out.
         """
-        return self._widened(*self.stored(weight, data, name=name))
+        from needle_export.targets.onnx.load_time import computed  # which is written with this builder
+
+        value = computed(self, weight, data.shape)
+        return self._widened(*self.stored(weight, data, name=name)) if value is None else value
 
     def matrix(self, node: FxNode, *, transpose: bool = False) -> ir.Value:
         """A matrix as float32, under the name by which it is found in the file and compared."""
-        return self._widened(*self.raw_matrix(node, transpose=transpose))
+        value = None
+        if not transpose:
+            from needle_export.targets.onnx.load_time import computed  # likewise
+
+            weight = self.program.weights[node.name]
+            value = computed(self, weight, tuple(weight.value.shape))
+        return self._widened(*self.raw_matrix(node, transpose=transpose)) if value is None else value
+
+    def narrows(self, weight: Weight) -> bool:
+        """Whether its scheme stores a weight of this size in less than float32."""
+        scheme = self.rules.of(weight.parts)
+        return scheme != "fp32" and weight.value.numel() >= (_SMALL if scheme == "fp16" else _TINY)
 
     def _widened(self, value: ir.Value, halved: bool) -> ir.Value:
         if not halved:
@@ -217,7 +237,7 @@ class Builder:
             return hit, data.dtype == np.float16
         plain = short_name(weight.name)
         stored = self.store.add(plain, data, weight.parts, reason)
-        self.memo[key] = self._external(name or plain, stored.offset, data.dtype, data.shape)
+        self.memo[key] = self._external(name or plain, stored.offset, ir.DataType.from_numpy(data.dtype), data.shape)
         return self.memo[key], data.dtype == np.float16
 
     def small(self, weight: Weight) -> ir.Value:

@@ -13,6 +13,7 @@ from needle_export.targets.onnx import codebook
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
 from needle_export.targets.onnx.integers import form_of, product
+from needle_export.targets.onnx.load_time import taps_kernel
 
 
 def rms_norm(b: Builder, n: FxNode) -> None:
@@ -109,9 +110,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     weight = b.program.weights[taps.name]
     count, channels = weight.value.shape
     reach = (count - 1) * dilation
-    kernel = np.zeros((channels, 1, reach + 1), np.float32)
-    kernel[:, 0, reach::-dilation] = weight.value.numpy().T
-    name = kernel_name(short_name(weight.name), weight.folded, dilation)
+    kernel = taps_kernel(b, weight, dilation)
     past = b.ref(history).value
     if b.rows == 1:
         column = b.get(x, (1, channels, 1))
@@ -122,7 +121,7 @@ def causal_taps(b: Builder, n: FxNode) -> None:
         y, following = b.op(
             "CausalConvWithState",
             column,
-            b.array(weight, kernel, name),
+            kernel,
             None,
             past,
             outputs=2,
@@ -131,10 +130,10 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     else:
         window = b.op("Concat", past, column, axis=2)
         if b.rows == 1:
-            flat = b.array(weight, kernel.reshape(1, channels, reach + 1), name)
+            flat = b.shaped(Ref(kernel, (channels, 1, reach + 1)), (1, channels, reach + 1))
             y = b.op("ReduceSum", b.op("Mul", window, flat), b.constant([2], np.int64), keepdims=1)
         else:
-            y = b.op("Conv", window, b.array(weight, kernel, name), group=channels, kernel_shape=[reach + 1])
+            y = b.op("Conv", window, kernel, group=channels, kernel_shape=[reach + 1])
         ends = [b.constant([e], np.int64) for e in (-reach, np.iinfo(np.int64).max, 2)]
         following = b.op("Slice", window, *ends)
     state = Ref(following, (1, channels, reach))

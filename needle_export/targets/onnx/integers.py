@@ -50,6 +50,30 @@ def block_form(scheme: str, rows: int, columns: int) -> Form | None:
     return Form("int", bits, block)
 
 
+def widened_form(b: Builder, weight: Weight) -> Form | None:
+    """How a matrix [I, O] is stored under the builder's scheme where a runtime makes floats of it when it loads it."""
+    bits, shape = BITS.get(b.scheme), tuple(weight.value.shape)
+    if bits is None or weight.folded or len(shape) != 2 or weight.value.numel() < MATRIX:
+        return None
+    blocks = [math.gcd(BLOCK, columns) for columns in shape]
+    turned = blocks[0] < _LEAST
+    return Form("int", bits, blocks[turned], widened=True, turned=turned) if blocks[turned] >= _LEAST else None
+
+
+def widened(b: Builder, weight: Weight, form: Form) -> ir.Value:
+    """A matrix [I, O] in floats, from integers; standard ops, as constant folding leaves the others alone."""
+    data = np.ascontiguousarray(weight.value.t().numpy())
+    levels, scales = _stored(b, weight, data, form, None)
+    rows, columns = weight.value.shape if form.turned else data.shape
+    runs = (rows, columns // form.size)
+    kind = ir.DataType.UINT4 if form.bits == 4 else ir.DataType.UINT8
+    values = b.op("Cast", b.part(levels, (*runs, form.size), kind), to=int(ir.DataType.FLOAT))
+    centred = b.op("Sub", values, b.constant(2 ** (form.bits - 1), np.float32))
+    scaled = b.op("Mul", centred, b.part(scales, (*runs, 1)))
+    matrix: ir.Value = b.op("Reshape", scaled, b.constant((rows, columns), np.int64))
+    return matrix if form.turned else b.op("Transpose", matrix, perm=[1, 0])
+
+
 def product(
     b: Builder,
     x: ir.Value,
@@ -124,7 +148,7 @@ def _stored(
     levels, scales = b.store.quantized[key]
     if factor is not None:
         scales = scales * factor[:, None]
-    columns = data.shape[1]
+    columns = levels.shape[1] * 8 // form.bits
     shared = tuple(replace(p, elements=max(1, p.elements // columns)) for p in weight.parts)
     name = short_name(weight.name)
     return (

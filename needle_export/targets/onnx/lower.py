@@ -113,7 +113,12 @@ def count_ops(model: ir.Model) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def count_widened(model: ir.Model) -> int:
-    """Casts of stored weights, which a runtime folds when it loads the model."""
-    casts = [n.inputs[0] for n in model.graph if n.op_type == "Cast"]
-    return sum(value is not None and value.const_value is not None for value in casts)
+def count_at_load(model: ir.Model) -> int:
+    """Nodes that depend on weights alone, which a runtime computes when it loads the model."""
+    constant: set[ir.Value | None] = {None, *model.graph.initializers.values()}
+    count = 0
+    for node in model.graph:
+        if all(value in constant for value in node.inputs):
+            constant.update(node.outputs)
+            count += 1
+    return count

@@ -92,7 +92,7 @@ class OnnxTarget:
 
         assert options.opset is not None
 
-        from needle_export.targets.onnx.lower import count_ops, count_widened, lower
+        from needle_export.targets.onnx.lower import count_at_load, count_ops, lower
         from needle_export.targets.onnx.store import WeightFile, Weights
 
         metadata = {
@@ -102,7 +102,7 @@ class OnnxTarget:
             CHUNK_KEY: str(options.max_chunk),
         }
         nodes: dict[str, dict[str, int]] = {}
-        widened = newest = 0
+        at_load = newest = 0
         with WeightFile(folder / DATA_NAME) as store:
             for phase, rows in (("decode", 1), ("prefill", None)):
                 inputs, outputs = ports(states, head_vocab, rows)
@@ -128,7 +128,7 @@ class OnnxTarget:
                 ir.save(model, folder / FILES[phase])
                 nodes[phase] = count_ops(model)
                 if phase == "decode":
-                    widened = count_widened(model)
+                    at_load = count_at_load(model)
                 onnx.checker.check_model(str(folder / FILES[phase]))
         notes = [f"opset {options.opset}: runs in ONNX Runtime {_OLDEST_RUNTIME[options.opset]} and newer"]
         if options.opset != NEWEST:
@@ -141,8 +141,13 @@ class OnnxTarget:
             )
         if "fp16" in options.weights.schemes:
             notes.append(
-                f"fp16 weights, float32 arithmetic: the runtime widens the matrices when it loads them, so {widened}"
-                " Cast nodes of the decode graph never run, and memory is that of float32"
+                "fp16 weights, float32 arithmetic: the runtime widens the matrices when it loads them, so that memory"
+                " is that of float32"
+            )
+        if at_load:
+            notes.append(
+                f"{at_load} nodes of the decode graph depend on weights alone: the runtime computes them when it loads"
+                f" the model, and a step runs the other {sum(nodes['decode'].values()) - at_load}"
             )
         return Compiled(
             files=[*FILES.values(), DATA_NAME],

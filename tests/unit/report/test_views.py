@@ -116,6 +116,8 @@ def test_long_lists_are_cut_and_the_rest_is_summed(view: Callable[[Report], str]
     text = plain(view(make_report(artifact)))
     assert re.search(r"5 other operators[ |]+15\b", text)
     assert re.search(r"5 other weights[ |]+60\b", text)
+    share = 100 * 390 / artifact.size.total_bytes
+    assert re.search(rf"total[ |]+390[ |]+{share:.2f} % of the files", text)
 
 
 @pytest.mark.parametrize("view", VIEWS)
