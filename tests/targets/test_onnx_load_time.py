@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -13,9 +16,10 @@ from needle_export.graph.program import Part, Weight
 from needle_export.targets.onnx import integers
 from needle_export.targets.onnx.builder import Builder, features
 from needle_export.targets.onnx.load_time import computed, taps_kernel
+from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.targets.onnx.store import Weights
 from needle_export.weights.forms import Form
-from tests.support.programs import compile_onnx, needle, sample_checkpoint, traced
+from tests.support.programs import compile_onnx, needle, sample_checkpoint, tokens, traced
 from tests.targets.test_onnx_integers import normal, run, weight_of
 
 
@@ -43,6 +47,21 @@ def test_a_step_runs_no_arithmetic_on_weights_alone(weights, opset, tmp_path):
     ort.InferenceSession(folder / "decode.onnx", options, providers=["CPUExecutionProvider"])
     left = constant_nodes(onnx.load(folder / "loaded.onnx", load_external_data=False))
     assert count > 10 and not left
+
+
+def test_a_runner_can_let_go_of_its_prefill(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    compile_onnx(sample_checkpoint(tmp_path, SMALL), folder, 60, weights="int4")
+    runner, other, ids = OnnxRunner(folder), OnnxRunner(folder), tokens(SMALL, 12)
+    assert np.array_equal(runner.feed(ids[:8]), other.feed(ids[:8]))
+    held = weakref.ref(runner.sessions["prefill"])
+    runner.release_prefill()
+    gc.collect()
+    assert held() is None
+    # One token needs no prefill, three open it again; nothing of the sequence is lost.
+    for piece in (ids[8:9], ids[9:]):
+        assert np.array_equal(runner.feed(piece), other.feed(piece))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -33,7 +33,7 @@ def fold_gates(program: Program) -> Fired:
                 continue
             value = gain.value * scale.value
             made = Made(aten.mul.Tensor, (gain, scale))
-            merged = Weight(f"{scale.name}.gated", value, derived_parts(value, [scale]), True, made)
+            merged = Weight(f"{scale.name}.gated", value, derived_parts(value, [scale]), True, made=made)
             args = (normed.args[0], program.add_weight(merged), normed.args[2])
             node.replace_all_uses_with(program.call(node, norm, args, like=normed))
             fired.add("fold_gates", layer_of(node))
@@ -70,7 +70,7 @@ def fold_bias(program: Program, diagonals: bool = True) -> Fired:
         if weight is None or bias2 is None or len(inner.users) != 1 or weight.value.numel() > FOLD_LIMIT:
             continue
         made = Made(aten.mul.Tensor, (weight, diagonal))
-        scaled = Weight(f"{weight.name}.scaled", weight.value * diagonal.value, weight.parts, True, made)
+        scaled = Weight(f"{weight.name}.scaled", weight.value * diagonal.value, weight.parts, True, made=made)
         moved = Weight(f"{bias2.name}.scaled", bias2.value * diagonal.value, diagonal.parts, True)
         # A bias of ones becomes the diagonal itself.
         bias = factor if bool((bias2.value == 1).all()) else program.add_weight(moved)
@@ -184,14 +184,14 @@ def absorb_diagonal(program: Program) -> Fired:
             )
             continue
         made = Made(aten.mul.Tensor, (scale, diagonal))
-        merged = Weight(f"{scale.name}.d1", scale.value * diagonal.value, scale.parts, True, made)
+        merged = Weight(f"{scale.name}.d1", scale.value * diagonal.value, scale.parts, True, made=made)
         args = (normed.args[0], program.add_weight(merged), normed.args[2])
         new = program.call(normed, norm, args, like=normed)
         for user, matrix in zip(others, matrices, strict=True):
             assert matrix is not None
             column = replace(diagonal, value=diagonal.value.unsqueeze(-1))
             made = Made(aten.div.Tensor, (matrix, column))
-            inverse = Weight(f"{matrix.name}.d1", matrix.value / column.value, matrix.parts, True, made)
+            inverse = Weight(f"{matrix.name}.d1", matrix.value / column.value, matrix.parts, True, made=made)
             replaced = program.call(user, aten.matmul.default, (new, program.add_weight(inverse)), like=user)
             user.replace_all_uses_with(replaced)
         node.replace_all_uses_with(new)

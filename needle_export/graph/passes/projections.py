@@ -176,7 +176,7 @@ def join_heads(program: Program) -> Fired:
                 torch.cat([s.value for s in pair]).contiguous(),
                 tuple(p for s in pair for p in s.parts),
                 True,
-                Made(aten.cat.default, tuple(pair)),
+                made=Made(aten.cat.default, tuple(pair)),
             )
         )
         shaped = program.call(before, aten.reshape.default, (wide, [rows, heads + groups, width]), like=q)
@@ -206,7 +206,7 @@ def _repeated(weight: Weight, rows: int, width: int) -> Weight:
         weight.value.expand(rows, width),
         (Part(first.source, first.role, first.layer, rows * width),),
         True,
-        Made(aten.expand.default, (weight, (rows, width))),
+        made=Made(aten.expand.default, (weight, (rows, width))),
     )
 
 

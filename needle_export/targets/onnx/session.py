@@ -7,6 +7,7 @@ reference loop for a host: what is bound, to what, and when.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class OnnxRunner:
 
     def __init__(self, folder: Path, *, threads: int = 1, inner: bool = False, prefill: bool = True) -> None:
         phases = ("decode", "prefill") if prefill else ("decode",)
-        self.sessions = {phase: open_session(folder / FILES[phase], threads, inner) for phase in phases}
+        self._open = {phase: partial(open_session, folder / FILES[phase], threads, inner) for phase in phases}
+        self.sessions = {phase: start() for phase, start in self._open.items()}
         meta = self.sessions["decode"].get_modelmeta().custom_metadata_map
         try:
             self.layout: list[dict[str, Any]] = json.loads(meta["needle.state"])
@@ -60,6 +62,18 @@ class OnnxRunner:
         self._token, self._at = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._bindings: dict[tuple[int, int], Any] = {}
         self.reset()
+
+    def release_prefill(self) -> None:
+        """Let go of the prefill graph's session, which has packed copies of its own of the matrices.
+
+        For a host that only decodes from here on; the next chunk opens it again.
+        """
+        self.sessions.pop("prefill", None)
+
+    def _session(self, phase: str) -> Any:
+        if phase not in self.sessions:
+            self.sessions[phase] = self._open[phase]()
+        return self.sessions[phase]
 
     def reset(self) -> None:
         """Forget the sequence: zero the state."""
@@ -130,7 +144,7 @@ class OnnxRunner:
         return -(-(self.position + rows) // ROW_STEP) * ROW_STEP
 
     def _bind(self, phase: str, tokens: Tokens, at: NDArray[np.int64], logits: Floats) -> Any:
-        binding = self.sessions[phase].io_binding()
+        binding = self._session(phase).io_binding()
         self._input(binding, "tokens", tokens)
         self._input(binding, "position", at)
         rows = self._bound_rows(len(tokens))
