@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from needle_export.checkpoint.geometry import SMALL
+from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.onnx import integers
 from needle_export.targets.onnx.builder import Builder, features
@@ -34,7 +35,7 @@ def constant_nodes(model):
     return found
 
 
-@pytest.mark.parametrize(("weights", "opset"), [("int4", 24), ("int8", 24), ("fp16", 24), ("fp16", 21)])
+@pytest.mark.parametrize(("weights", "opset"), [("int4", 24), ("int2", 24), ("fp16", 24), ("fp16", 21)])
 def test_a_step_runs_no_arithmetic_on_weights_alone(weights, opset, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
@@ -84,7 +85,7 @@ def test_a_widened_matrix_is_its_integers(bits, shape, turned, tmp_path):
 
 
 def test_matrices_without_blocks_and_small_ones_are_not_widened_from_integers():
-    b = Builder(traced(needle(SMALL), 16, 1), Weights(None), features(24), "int4", "weights.bin")
+    b = Builder(traced(needle(SMALL), 16, 1), Weights(None), features(24), Rules("int4"), "weights.bin")
     for shape in ((120, 40), (8, 256)):
         assert integers.widened_form(b, weight_of(normal(*shape))) is None
     assert integers.widened_form(b, Weight("w", torch.ones(96, 96), (), True)) is None

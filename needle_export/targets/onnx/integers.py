@@ -51,13 +51,16 @@ def block_form(scheme: str, rows: int, columns: int) -> Form | None:
 
 
 def widened_form(b: Builder, weight: Weight) -> Form | None:
-    """How a matrix [I, O] is stored under the builder's scheme where a runtime makes floats of it when it loads it."""
-    bits, shape = BITS.get(b.scheme), tuple(weight.value.shape)
+    """How a matrix [I, O] is stored under its scheme where a runtime makes floats of it when it loads it.
+
+    In four bits at least, as the runtime's Cast takes no narrower ones.
+    """
+    bits, shape = BITS.get(b.rules.of_matrix(weight.parts)), tuple(weight.value.shape)
     if bits is None or weight.folded or len(shape) != 2 or weight.value.numel() < MATRIX:
         return None
     blocks = [math.gcd(BLOCK, columns) for columns in shape]
     turned = blocks[0] < _LEAST
-    return Form("int", bits, blocks[turned], widened=True, turned=turned) if blocks[turned] >= _LEAST else None
+    return Form("int", max(4, bits), blocks[turned], widened=True, turned=turned) if blocks[turned] >= _LEAST else None
 
 
 def widened(b: Builder, weight: Weight, form: Form) -> ir.Value:
