@@ -91,12 +91,13 @@ def test_matrices_without_blocks_and_small_ones_are_not_widened_from_integers():
     assert integers.widened_form(b, Weight("w", torch.ones(96, 96), (), True)) is None
 
 
+@pytest.mark.parametrize("scheme", ["fp32", "int4"])
 @pytest.mark.parametrize("dilation", [1, 3])
-def test_a_kernel_has_its_taps_in_their_places(dilation, tmp_path):
-    taps = normal(4, 600)
+def test_a_kernel_has_its_taps_in_their_places(dilation, scheme, tmp_path):
+    taps = normal(4, 600).astype(np.float16).astype(np.float32)
     found, _ = run(
         tmp_path,
-        "fp32",
+        scheme,
         ("index", np.arange(600)),
         lambda b, i: b.op("Gather", taps_kernel(b, weight_of(taps), dilation), i, axis=0),
     )

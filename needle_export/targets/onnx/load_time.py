@@ -76,10 +76,14 @@ def taps_kernel(b: Builder, weight: Weight, dilation: int) -> ir.Value:
     data = np.ascontiguousarray(weight.value.numpy()[::-1].T)
     if dilation == 1:
         return b.array(weight, data.reshape(channels, 1, count))
+    length = (count - 1) * dilation + 1
+    if not b.narrows(weight):
+        kernel_data = np.zeros((channels, 1, length), np.float32)
+        kernel_data[:, 0, ::dilation] = data
+        return b.array(weight, kernel_data)
     layer, b.layer = b.layer, -1
     apart = b.op("Pad", b.array(weight, data[..., None]), b.constant([0, 0, 0, 0, 0, dilation - 1], np.int64))
     row = b.op("Reshape", apart, b.constant([channels, 1, count * dilation], np.int64))
-    length = (count - 1) * dilation + 1
     kernel: ir.Value = b.op("Slice", row, *(b.constant([v], np.int64) for v in (0, length, 2)))
     b.layer = layer
     return kernel
