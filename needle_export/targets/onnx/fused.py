@@ -7,8 +7,7 @@ import onnx_ir as ir
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
-from needle_export.targets.claims import kernel_name
-from needle_export.targets.constants import short_name, side_by_side, sigmoid_of
+from needle_export.targets.constants import side_by_side, sigmoid_of
 from needle_export.targets.onnx import codebook
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
 from needle_export.targets.onnx.elementwise import Lowering, rows_of
@@ -110,7 +109,8 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     weight = b.program.weights[taps.name]
     count, channels = weight.value.shape
     reach = (count - 1) * dilation
-    kernel = taps_kernel(b, weight, dilation)
+    by_hand = b.rows == 1 and not b.feature.contrib
+    kernel = taps_kernel(b, weight, dilation, by_hand)
     past = b.ref(history).value
     if b.rows == 1:
         column = b.get(x, (1, channels, 1))
@@ -129,9 +129,8 @@ def causal_taps(b: Builder, n: FxNode) -> None:
         )
     else:
         window = b.op("Concat", past, column, axis=2)
-        if b.rows == 1:
-            flat = b.shaped(Ref(kernel, (channels, 1, reach + 1)), (1, channels, reach + 1))
-            y = b.op("ReduceSum", b.op("Mul", window, flat), b.constant([2], np.int64), keepdims=1)
+        if by_hand:
+            y = b.op("ReduceSum", b.op("Mul", window, kernel), b.constant([2], np.int64), keepdims=1)
         else:
             y = b.op("Conv", window, kernel, group=channels, kernel_shape=[reach + 1])
         ends = [b.constant([e], np.int64) for e in (-reach, np.iinfo(np.int64).max, 2)]

@@ -70,7 +70,9 @@ def widened(b: Builder, weight: Weight, form: Form) -> ir.Value:
     rows, columns = weight.value.shape if form.turned else data.shape
     runs = (rows, columns // form.size)
     kind = ir.DataType.UINT4 if form.bits == 4 else ir.DataType.UINT8
-    values = b.op("Cast", b.part(levels, (*runs, form.size), kind), to=int(ir.DataType.FLOAT))
+    # As constants are folded into it behind, no row of it is compared.
+    name = matrix_name(replace(weight, folded=True))
+    values = b.op("Cast", b.part(levels, (*runs, form.size), name, kind), to=int(ir.DataType.FLOAT))
     centred = b.op("Sub", values, b.constant(2 ** (form.bits - 1), np.float32))
     scaled = b.op("Mul", centred, b.part(scales, (*runs, 1)))
     matrix: ir.Value = b.op("Reshape", scaled, b.constant((rows, columns), np.int64))

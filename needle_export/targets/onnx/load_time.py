@@ -7,6 +7,7 @@ level of ONNX Runtime's optimisation, so that a step runs none of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import onnx_ir as ir
 import torch
 
 from needle_export.graph.program import Weight
-from needle_export.targets.constants import is_constant
-from needle_export.targets.onnx.builder import Builder
+from needle_export.targets.claims import kernel_name
+from needle_export.targets.constants import is_constant, short_name
+from needle_export.targets.onnx.builder import Builder, matrix_name
 from needle_export.targets.onnx.integers import widened, widened_form
 
 aten = torch.ops.aten
@@ -67,23 +69,32 @@ def _value(b: Builder, operand: Any) -> ir.Value:
 
 def _leaf(b: Builder, weight: Weight) -> ir.Value:
     form = widened_form(b, weight)
-    return b.array(weight, weight.value.contiguous().numpy()) if form is None else widened(b, weight, form)
+    if form is not None:
+        return widened(b, weight, form)
+    name = matrix_name(replace(weight, folded=True)) if min(weight.value.shape, default=1) > 1 else ""
+    return b.array(weight, weight.value.contiguous().numpy(), name if weight.value.dim() > 1 else "")
 
 
-def taps_kernel(b: Builder, weight: Weight, dilation: int) -> ir.Value:
-    """Taps [K, C], the newest first, as a kernel [C, 1, (K - 1) * dilation + 1] zeros between, oldest first."""
+def taps_kernel(b: Builder, weight: Weight, dilation: int, by_hand: bool = False) -> ir.Value:
+    """Taps [K, C], the newest first, as a kernel with zeros between, oldest first: [C, 1, (K - 1) * dilation + 1].
+
+    Args:
+        by_hand: [1, C, ..] instead.
+    """
     count, channels = weight.value.shape
-    data = np.ascontiguousarray(weight.value.numpy()[::-1].T)
-    if dilation == 1:
-        return b.array(weight, data.reshape(channels, 1, count))
     length = (count - 1) * dilation + 1
-    if not b.narrows(weight):
-        kernel_data = np.zeros((channels, 1, length), np.float32)
-        kernel_data[:, 0, ::dilation] = data
-        return b.array(weight, kernel_data)
+    data = np.ascontiguousarray(weight.value.numpy()[::-1].T)
+    lead = (1, channels) if by_hand else (channels, 1)
+    name = kernel_name(short_name(weight.name), weight.folded, dilation)
+    if dilation == 1 or not b.narrows(weight):
+        whole = np.zeros((channels, length), np.float32)
+        whole[:, ::dilation] = data
+        return b.array(weight, whole.reshape(*lead, length), name)
+    dense = b.array(weight, data.reshape(*lead, count), name)
     layer, b.layer = b.layer, -1
-    apart = b.op("Pad", b.array(weight, data[..., None]), b.constant([0, 0, 0, 0, 0, dilation - 1], np.int64))
-    row = b.op("Reshape", apart, b.constant([channels, 1, count * dilation], np.int64))
+    columns = b.op("Reshape", dense, b.constant([channels, count, 1], np.int64))
+    apart = b.op("Pad", columns, b.constant([0, 0, 0, 0, 0, dilation - 1], np.int64))
+    row = b.op("Reshape", apart, b.constant([*lead, count * dilation], np.int64))
     kernel: ir.Value = b.op("Slice", row, *(b.constant([v], np.int64) for v in (0, length, 2)))
     b.layer = layer
     return kernel

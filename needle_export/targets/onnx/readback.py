@@ -60,7 +60,7 @@ class _Use:
     """How ops read a constant; the same way in both graphs is the same use.
 
     Attributes:
-        layout: ``rows`` [O, I], ``columns`` [.., I, O], ``taps`` of a kernel, or ``blocks`` of integers.
+        layout: ``rows`` [O, I], ``columns`` [.., I, O], ``taps`` of a kernel, ``blocks`` of integers, or ``unread``.
         rows: which of the first axis, or None for all.
         every: steps between taps.
         factor: that the op multiplies its product by.
@@ -102,6 +102,9 @@ def _matrices(use: _Use, places: tuple[Place, ...], folder: Path) -> Iterator[Re
     """What a use reads: a matrix, or one for each site."""
     if use.fault:
         yield ReadMatrix(use.claim, use.folded, np.empty((0, 0), np.int8), None, places, use.fault)
+        return
+    if use.layout == "unread":
+        yield ReadMatrix(use.claim, use.folded, np.empty((0, 0), np.int8), None, places)
         return
     data = use.constant.load(folder)
     if use.layout == "blocks":
@@ -175,11 +178,12 @@ class _Graph:
 
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
         shape = tuple(int(d) for d in tensor.dims)
+        each = 2 if tensor.data_type == TensorProto.UINT4 else 1
         if tensor.data_location != TensorProto.EXTERNAL:
             return _Constant(kind.str, shape, numpy_helper.to_array(tensor).tobytes())
         told = {entry.key: entry.value for entry in tensor.external_data}
         file = self.folder / DATA_NAME
-        start, length = int(told.get("offset", 0)), math.prod(shape) * kind.itemsize
+        start, length = int(told.get("offset", 0)), -(-math.prod(shape) * kind.itemsize // each)
         if told.get("location") != DATA_NAME or not file.is_file() or start + length > file.stat().st_size:
             where = f"{self.path}, {tensor.name}"
             raise BadInput("the weight file doesn't hold this tensor", where=where, fix=_FIX)
@@ -206,14 +210,44 @@ class _Graph:
                 yield from self._follow(use, node.output[0])
                 continue
             try:
+                if node.op_type == "Reshape" and use.every > 1 and index == 0 and len(use.constant.shape) == 3:
+                    spread = self._spread(use, node)
+                    yield from self._follow(replace(use, every=1), spread)
+                    continue
                 if node.op_type == "Slice" and index == 0:
                     yield from self._follow(replace(use, rows=self._cut(use, node)), node.output[0])
                     continue
                 read = self._read(use, node, index)
             except _Strange as fault:
-                read = replace(use, fault=str(fault))
+                # What constants meet at load time isn't compared; whatever reads it need not be a product.
+                read = replace(use, layout="unread") if use.folded else replace(use, fault=str(fault))
             block = _BLOCK.match(node.name)
             yield read, Place(f"{node.name} of {self.phase}", int(block.group(1)) if block else -1)
+
+    def _spread(self, use: _Use, node: Any) -> str:
+        """The kernel that taps [C, 1, R] or [1, C, R] become with zeros between, by Reshape, Pad and so on.
+
+        Raises:
+            _Strange: these ops do something else.
+        """
+        first, second, count = use.constant.shape
+        channels = first * second
+        length = (count - 1) * use.every + 1
+        steps: list[tuple[str, list[list[int]]]] = [
+            ("Reshape", [[channels, count, 1]]),
+            ("Pad", [[0, 0, 0, 0, 0, use.every - 1]]),
+            ("Reshape", [[first, second, count * use.every]]),
+            ("Slice", [[0], [length], [2]]),
+        ]
+        for step, (kind, wanted) in enumerate(steps):
+            if step:
+                readers = self.readers.get(node.output[0], [])
+                node = readers[0][0] if len(readers) == 1 else None
+            held = [] if node is None else [self.constants.get(name) for name in node.input[1:]]
+            found = [c.load(self.folder).reshape(-1).tolist() for c in held if c is not None]
+            if node is None or node.op_type != kind or node.attribute or found != wanted:
+                raise _Strange(f"{kind} doesn't spread its taps by {use.every}")
+        return str(node.output[0])
 
     def _cut(self, use: _Use, node: Any) -> tuple[int, int]:
         """The rows that a Slice takes of the first axis."""
