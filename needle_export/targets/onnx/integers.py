@@ -58,9 +58,10 @@ def widened_form(b: Builder, weight: Weight) -> Form | None:
     bits, shape = BITS.get(b.rules.of_matrix(weight.parts)), tuple(weight.value.shape)
     if bits is None or weight.folded or len(shape) != 2 or weight.value.numel() < MATRIX:
         return None
-    blocks = [math.gcd(BLOCK, columns) for columns in shape]
-    turned = blocks[0] < _LEAST
-    return Form("int", max(4, bits), blocks[turned], widened=True, turned=turned) if blocks[turned] >= _LEAST else None
+    bits, blocks = max(4, bits), [math.gcd(BLOCK, columns) for columns in shape]
+    least = _LEAST[bits]
+    turned = blocks[0] < least
+    return Form("int", bits, blocks[turned], widened=True, turned=turned) if blocks[turned] >= least else None
 
 
 def widened(b: Builder, weight: Weight, form: Form) -> ir.Value:
