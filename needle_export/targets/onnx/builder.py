@@ -7,6 +7,7 @@ shape: views cost nothing until an op needs a certain shape. A dimension None is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,8 @@ class Builder:
         self.env: dict[FxNode, Ref | tuple[Ref, ...]] = {}
         self.memo: dict[object, Any] = {}
         self.layer = -1
+        #: What a folded weight can be made of at load time; nothing unless whoever lowers says how.
+        self.at_load: Callable[[Builder, Weight, tuple[int, ...]], ir.Value | None] = lambda *_: None
         self._count = 0
 
     # --- nodes -------------------------------------------------------------------------------------
@@ -172,19 +175,15 @@ class Builder:
         Args:
             name: of the constant; the weight's if left out.
         """
-        from needle_export.targets.onnx.load_time import computed  # which is written with this builder
-
-        value = computed(self, weight, data.shape)
+        value = self.at_load(self, weight, data.shape)
         return self._widened(*self.stored(weight, data, name=name)) if value is None else value
 
     def matrix(self, node: FxNode, *, transpose: bool = False) -> ir.Value:
         """A matrix as float32, under the name by which it is found in the file and compared."""
         value = None
         if not transpose:
-            from needle_export.targets.onnx.load_time import computed  # likewise
-
             weight = self.program.weights[node.name]
-            value = computed(self, weight, tuple(weight.value.shape))
+            value = self.at_load(self, weight, tuple(weight.value.shape))
         return self._widened(*self.raw_matrix(node, transpose=transpose)) if value is None else value
 
     def narrows(self, weight: Weight) -> bool:

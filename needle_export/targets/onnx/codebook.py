@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode, Weight
@@ -22,6 +21,7 @@ from needle_export.graph.reference import hadamard
 from needle_export.targets.claims import coded_name
 from needle_export.targets.constants import short_name
 from needle_export.targets.onnx.builder import Builder
+from needle_export.targets.onnx.store import packed
 
 _FLOAT = int(ir.DataType.FLOAT)
 
@@ -34,8 +34,8 @@ def matrix(b: Builder, weight: Weight, site: int = 0) -> ir.Value:
     key = ("codes", weight.name, site)
     if key not in b.memo:
         codes = weight.codes[site]
-        packed, norms, levels = _stored(b, weight, site)
-        b.memo[key] = _numbers(b, packed, norms, levels, codes.indices.shape, codes.group)
+        stream, norms, levels = _stored(b, weight, site)
+        b.memo[key] = _numbers(b, stream, norms, levels, codes.indices.shape, codes.group)
     value: ir.Value = b.memo[key]
     return value
 
@@ -55,9 +55,9 @@ def kernel(b: Builder, weight: Weight) -> ir.Value:
 def lookup(b: Builder, n: FxNode, weight: Weight) -> None:
     """Rows of a coded table by indices of any shape, not yet rotated back."""
     codes, dims = weight.codes[0], b.dims_of(n)
-    packed, norms, levels = _stored(b, weight, 0)
+    stream, norms, levels = _stored(b, weight, 0)
     index = b.get(n.args[1], (None,))
-    rows = [b.op("Gather", table, index, axis=0) for table in (packed, norms)]
+    rows = [b.op("Gather", table, index, axis=0) for table in (stream, norms)]
     whole = _numbers(b, rows[0], rows[1], levels, (-1, codes.indices.shape[1]), codes.group)
     known = dims if b.rows is None else (int(np.prod([d or 1 for d in dims[:-1]])), dims[-1])
     b.put(n, whole, (None, dims[-1]) if b.rows is None else known)
@@ -75,11 +75,11 @@ def turn(b: Builder, n: FxNode) -> None:
 
 
 def _numbers(
-    b: Builder, packed: ir.Value, norms: ir.Value, levels: ir.Value, shape: tuple[int, int], group: int
+    b: Builder, stream: ir.Value, norms: ir.Value, levels: ir.Value, shape: tuple[int, int], group: int
 ) -> ir.Value:
     """Packed indices [O, I / P] and norms [O, G] as float32 [O, I]."""
     rows, columns = shape
-    pieces = b.op("Gather", levels, b.op("Cast", packed, to=int(ir.DataType.INT32)), axis=0)
+    pieces = b.op("Gather", levels, b.op("Cast", stream, to=int(ir.DataType.INT32)), axis=0)
     units = b.op("Reshape", pieces, b.constant([rows, columns // group, group], np.int64))
     lengths = b.op("Reshape", b.op("Cast", norms, to=_FLOAT), b.constant([rows, columns // group, 1], np.int64))
     whole: ir.Value = b.op("Reshape", b.op("Mul", units, lengths), b.constant([rows, columns], np.int64))
@@ -94,22 +94,13 @@ def _stored(b: Builder, weight: Weight, site: int) -> tuple[ir.Value, ir.Value, 
     parts = tuple(replace(p, elements=p.elements // len(weight.codes)) for p in weight.parts)
     shared = tuple(replace(p, elements=max(1, p.elements // codes.group)) for p in parts)
     name = short_name(weight.name) if len(weight.codes) == 1 else f"{short_name(weight.name)}.{site}"
-    packed = _packed(codes.indices, width)
-    indices = b.part(b.store.add(name, packed, parts, dtype=codes.form), packed.shape, coded_name(name))
+    stream = packed(codes.indices, width)
+    indices = b.part(b.store.add(name, stream, parts, dtype=codes.form), stream.shape, coded_name(name))
     # Not called halves: those are numbers of the checkpoint's tensor, which the reference rounds.
     norms = b.part(b.store.add(f"{name}.norms", codes.norms, shared, dtype=f"{codes.form} norms"), codes.norms.shape,
                    coded_name(f"{name}.norms"))
     every = np.arange(256)[:, None] >> (np.arange(each) * width) & (2**width - 1)
     return indices, norms, b.constant(np.resize(codes.levels, 2**width)[every])
-
-
-def _packed(indices: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Indices of so many bits, the first of a byte in its lowest."""
-    each = 8 // width
-    packed = np.zeros((len(indices), indices.shape[1] // each), np.uint8)
-    for place in range(each):
-        packed |= indices[:, place::each] << np.uint8(place * width)
-    return packed
 
 
 LOWERINGS: dict[object, Callable[[Builder, FxNode], None]] = {op("hadamard"): turn}

@@ -21,6 +21,7 @@ from needle_export.config.options import OWN_OPS_SCHEMES
 from needle_export.graph.program import Weight
 from needle_export.targets.constants import digest, short_name, too_large
 from needle_export.targets.onnx.builder import MATRIX, MICROSOFT, Builder, matrix_name
+from needle_export.targets.onnx.store import packed
 from needle_export.weights.forms import Form
 
 #: Bits of a level by scheme.
@@ -165,9 +166,4 @@ def _stored(
 
 def _packed(values: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
     """Levels about 0 as unsigned ones about half their range, [O, I * bits / 8]."""
-    levels: NDArray[np.uint8] = (values.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
-    each = 8 // bits
-    packed = np.zeros((len(levels), levels.shape[1] // each), np.uint8)
-    for place in range(each):
-        packed |= levels[:, place::each] << np.uint8(place * bits)
-    return packed
+    return packed((values.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8), bits)

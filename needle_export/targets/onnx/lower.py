@@ -12,6 +12,7 @@ from needle_export.graph.program import FxNode, Program
 from needle_export.targets.onnx import attention, codebook, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
 from needle_export.targets.onnx.contract import Port
+from needle_export.targets.onnx.load_time import computed
 from needle_export.targets.onnx.store import Weights
 
 _LOWERINGS = {**elementwise.LOWERINGS, **codebook.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
@@ -42,6 +43,7 @@ def lower(
         Unsupported: an op that has no lowering, by name.
     """
     b = Builder(program, store, features(opset), weights, data_name)
+    b.at_load = computed
     graph_inputs = []
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in inputs:

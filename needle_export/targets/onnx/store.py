@@ -34,6 +34,15 @@ class Stored:
     kept_float: str = ""
 
 
+def packed(levels: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Numbers of so many bits, as many to a byte as fit, the first in its lowest: [O, I] as [O, I * bits / 8]."""
+    each = 8 // bits
+    whole = np.zeros((len(levels), levels.shape[1] // each), np.uint8)
+    for place in range(each):
+        whole |= levels[:, place::each] << np.uint8(place * bits)
+    return whole
+
+
 class Weights:
     """Takes tensors and writes nothing: for lowering just to count nodes.
 
