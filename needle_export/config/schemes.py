@@ -72,7 +72,7 @@ ALL = (
     }),
     Scheme("int2", 2, "symmetric integers: -1, 0, 1", {
         "onnx": Held(_BLOCKS, "int8, by 128 columns"),
-        "tflite": Held(why_not="no kernel reads two bits with a scale for a part of a row"),
+        "tflite": Held(why_not="not built: the runtime's two-bit kernel has one scale for a whole row"),
         "coreml": Held(why_not="its blocks of integers have 4 or 8 bits; palettes can have 2"),
     }),
     Scheme("cq4", 4, "the exporter's codes, from floats: 16 levels for a rotated group of 128 columns, and its length",
