@@ -56,9 +56,8 @@ class Codebooks:
         found = {c.form for p in parts for c in self._imported([p]) or ()}
         return "+".join([scheme, *sorted(found)])
 
-    def format(self, source: str, role: str) -> str:
-        """As :meth:`format_of`, of a tensor by name; of its first block, if it has one in each."""
-        layer = 0 if source.startswith("stack/layers/") or "/mhc_" in source else -1
+    def format(self, source: str, role: str, layer: int) -> str:
+        """As :meth:`format_of`, of a tensor by name, or of its share of a block."""
         return self.format_of([Part(source, role, layer, 1)])
 
     def of(self, weight: Weight) -> list[Codes] | None:

@@ -58,8 +58,8 @@ class Formats(Protocol):
     def format_of(self, parts: Sequence[Part]) -> str:
         """Of a weight by its parts."""
 
-    def format(self, source: str, role: str) -> str:
-        """Of a checkpoint tensor."""
+    def format(self, source: str, role: str, layer: int) -> str:
+        """Of a checkpoint tensor's share of a layer."""
 
     def of(self, weight: Weight) -> Sequence[Any] | None:
         """A weight's codes, if it has any."""

@@ -13,14 +13,23 @@ from needle_export.graph.passes.base import Left
 
 @dataclass(frozen=True)
 class Promise:
-    """Expected firings of one rewrite: so many in every layer, and so many more outside or in some."""
+    """Expected firings of one rewrite: so many in every layer, and so many more outside or in some.
+
+    Attributes:
+        uneven: how many in each layer, where they differ; then ``per_layer`` is the least.
+    """
 
     per_layer: int
     extra: int
+    uneven: tuple[int, ...] = ()
 
     def total(self, layers: int) -> int:
         """Expected firings in a model of this depth."""
-        return self.per_layer * layers + self.extra
+        return (sum(self.uneven) if self.uneven else self.per_layer * layers) + self.extra
+
+    def of(self, layer: int) -> int:
+        """Expected firings in a layer."""
+        return self.uneven[layer] if self.uneven else self.per_layer
 
 
 #: Matrices that read the same input: of a block, and of the engram.
@@ -29,19 +38,21 @@ _ENGRAM = ("engrams/key_proj/kernel", "engrams/value_proj/kernel")
 
 
 def promises(
-    geometry: Geometry, heads: int = 0, scheme_of: Callable[[str, str], str] = lambda source, role: ""
+    geometry: Geometry, heads: int = 0, scheme_of: Callable[[str, str, int], str] = lambda source, role, layer: ""
 ) -> dict[str, Promise]:
     """What the passes owe a step of this geometry that feeds so many probe heads.
 
     Args:
-        scheme_of: a tensor's number format by name and role: only those of one format are merged.
+        scheme_of: a tensor's number format by name, role and layer: only those of one format are merged.
     """
     sites = len(geometry.engram_layers)
 
-    def merged(names: Iterable[str]) -> int:
-        formats = Counter(scheme_of(n, role_of(n.replace("engrams/", "engrams_0/"))) for n in names)
+    def merged(names: Iterable[str], layer: int) -> int:
+        formats = Counter(scheme_of(n, role_of(n.replace("engrams/", "engrams_0/")), layer) for n in names)
         return sum(count > 1 for count in formats.values())
 
+    attention = tuple(merged(_ATTENTION, layer) for layer in range(geometry.num_layers))
+    uneven = attention if len(set(attention)) > 1 else ()
     taps = int(geometry.qkv_conv_taps > 1)
     owed = {
         "cached_attention": Promise(1, 0),
@@ -56,13 +67,13 @@ def promises(
         "lane_write": Promise(1, 0),
         "ngram_rows": Promise(0, min(sites, 1)),
         "row_dot": Promise(0, sites),
-        "merge_projections": Promise(merged(_ATTENTION), min(sites, 1) * merged(_ENGRAM)),
+        "merge_projections": Promise(min(attention), min(sites, 1) * merged(_ENGRAM, -1), uneven),
         "join_heads": Promise(1, 0),
         "cancel_residual": Promise(1, 0),
         "fold_gates": Promise(1, 0),
         "probe_absorb": Promise(0, heads),
     }
-    return {name: p for name, p in owed.items() if p.per_layer or p.extra}
+    return {name: p for name, p in owed.items() if p.total(geometry.num_layers)}
 
 
 def check(
@@ -71,7 +82,7 @@ def check(
     places: Iterable[tuple[str, int]],
     left: Iterable[Left],
     heads: int = 0,
-    scheme_of: Callable[[str, str], str] = lambda source, role: "",
+    scheme_of: Callable[[str, str, int], str] = lambda source, role, layer: "",
 ) -> None:
     """Compare what fired with what is owed.
 
@@ -80,7 +91,7 @@ def check(
         places: (rewrite, layer) of every firing.
         left: places looked at and refused, most promising first.
         heads: how many probe heads the step feeds.
-        scheme_of: a tensor's number format by name and role.
+        scheme_of: a tensor's number format by name, role and layer.
 
     Raises:
         FusionFailed: naming the rewrite, the first layer that lacks it and the reason.
@@ -118,4 +129,4 @@ def _hold(
 def first_missing(name: str, promise: Promise, layers: int, places: Iterable[tuple[str, int]]) -> int | None:
     """The first layer in which a rewrite fired less often than in every layer it should, or None."""
     found = [layer for op, layer in places if op == name]
-    return next((i for i in range(layers) if found.count(i) < promise.per_layer), None)
+    return next((i for i in range(layers) if found.count(i) < promise.of(i)), None)
