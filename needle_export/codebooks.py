@@ -81,6 +81,10 @@ class Codebooks:
             found.append(Codes(bits, *encode(data, bits, group), codebook(bits, group)))
         return found
 
+    def imported(self, source: str, role: str, layer: int) -> list[Codes] | None:
+        """The container's codes of a tensor, of each of its sites, or None."""
+        return self._imported([Part(source, role, layer, 1)])
+
     def _imported(self, parts: Sequence[Part]) -> list[Codes] | None:
         """As the container has them, or None where one of the parts isn't in codes, or its rows aren't whole groups."""
         names = [self._names(p) for p in parts]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from needle_export.checkpoint.checkpoint import Checkpoint
+from needle_export.codebooks import Codebooks
 from needle_export.config.progress import Progress
-from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
-from needle_export.graph.program import Part, Program, Weight
+from needle_export.graph.program import Program
 from needle_export.graph.promises import check, check_head, promises
 from needle_export.graph.run import Stepper, round_floats
 from needle_export.graph.spec import check_rewritten, check_traced
@@ -27,7 +27,7 @@ from needle_export.measure import parity
 from needle_export.model import rows
 from needle_export.model.dynamic import DynamicProducts, Quantized, plain_forms, quantize_parameters, quantizers
 from needle_export.model.network import Needle
-from needle_export.model.rounding import Formed, round_parameters
+from needle_export.model.rounding import round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
@@ -47,25 +47,7 @@ _JITTERS = 3
 SHORTEST_RING = 3
 
 
-class Formats(Protocol):
-    """Which weights have which number format; see ``codebooks.Codebooks``."""
-
-    rules: Rules
-
-    def __bool__(self) -> bool:
-        """Whether any is in codebook form."""
-
-    def format_of(self, parts: Sequence[Part]) -> str:
-        """Of a weight by its parts."""
-
-    def format(self, source: str, role: str, layer: int) -> str:
-        """Of a checkpoint tensor's share of a layer."""
-
-    def of(self, weight: Weight) -> Sequence[Any] | None:
-        """A weight's codes, if it has any."""
-
-
-def _none(*of: object) -> str:
+def _none(*of: object) -> Any:
     return ""
 
 
@@ -102,13 +84,13 @@ class Compiler:
         #: Whether weights in codebook form are programs' codes, with rotations around them, or plain numbers.
         self.rotate = True
         #: Which weights have which number format; None: all are floats.
-        self.formats: Formats | None = None
+        self.formats: Codebooks | None = None
         self.scheme_loss: dict[str, float] | None = None
         #: What the model says as it was read, where the reference was changed since.
         self.original: NDArray[np.float32] | None = None
         self.scheme = Scheme()
         self._quantized: dict[int, list[Quantized]] = {}
-        self._formed: dict[int, list[Formed]] = {}
+        self._formed: dict[int, list[Any]] = {}
         self.sensitivity: parity.Sensitivity | None = None
         #: What products with weights are computed under; nothing but torch's own unless a scheme rounds inputs too.
         self.products: Callable[..., Any] = nullcontext
@@ -119,7 +101,7 @@ class Compiler:
         with progress.stage("load the reference"):
             self.net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations).eval()
 
-    def use_formats(self, formats: Formats, fold: bool) -> None:
+    def use_formats(self, formats: Codebooks, fold: bool) -> None:
         """Make programs for these number formats.
 
         Args:
@@ -314,8 +296,9 @@ class Compiler:
 
     def matrices(self) -> dict[tuple[str, int], rows.Matrix]:
         """The numbers that the reference computes with, under the scheme in use, by the parameter's path and site."""
-        step = Step(self.net, self.context)
-        return rows.matrices(step, set(self.scheme.halves), self._quantized, self._formed, self.scheme.half)
+        step, halves = Step(self.net, self.context), set(self.scheme.halves)
+        own = _none if self.formats is None else self.formats.imported
+        return rows.matrices(step, halves, self._quantized, self._formed, self.scheme.half, own)
 
     def reference(self, seed: int) -> list[parity.Case]:
         """Seeded sequences with the reference's logits (uncached) and its state at their ends.

@@ -245,6 +245,7 @@ def _describe(
         at = int(np.argmax(_bits(mine) != _bits(right)))
         which = f"scale of columns {at * len(values[row]) // len(right)} and on" if len(right) > 1 else "scale"
         which = f"level {at}" if dtype.startswith("palette") else which
+        which = which.replace("scale", "norm") if dtype.startswith("codes") else which
         return f"{what}whose {which} is {mine[at]:.9g} and not {right[at]:.9g}"
     other = _whose(have[row], dtype, reference, key)
     if other:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from needle_export.model.dynamic import matrices_of
+from needle_export.weights.codes import Codes
 from needle_export.weights.forms import Form
 
 
@@ -29,7 +31,7 @@ def round_parameters(
     parameters: Iterable[tuple[str, Tensor]],
     sources: Mapping[str, tuple[str, str, int]],
     wanted: Mapping[tuple[str, int], str],
-) -> dict[int, list[Formed]]:
+) -> dict[int, list[Formed | Codes]]:
     """Round parameters in place to what their stored form stands for.
 
     Args:
@@ -38,9 +40,10 @@ def round_parameters(
         wanted: form by (checkpoint tensor, layer).
 
     Returns:
-        By address of the parameter: the matrices that it holds, as they are stored; none of those in codebook form.
+        By address of the parameter: the matrices that it holds, as they are stored; none of those whose codes are the
+        checkpoint's own, which their numbers are already.
     """
-    found: dict[int, list[Formed]] = {}
+    found: dict[int, list[Formed | Codes]] = {}
     for path, value in parameters:
         source = sources.get(path)
         form = Form.parse(wanted.get((source[0], source[2]), "")) if source is not None else None
@@ -48,8 +51,12 @@ def round_parameters(
             continue
         held = found.setdefault(value.data_ptr(), [])
         for matrix in matrices_of(source[0], value):
-            if form.kind not in ("int", "palette"):
-                matrix.copy_(form.rounded(matrix))
+            if form.kind == "codebook":
+                continue
+            if form.kind == "cq":
+                codes = form.encode(matrix.float().contiguous())
+                held.append(codes)
+                matrix.copy_(torch.from_numpy(codes.matrix()))
                 continue
             stored = Formed(form, *form.quantize(matrix.float().contiguous()))
             held.append(stored)

@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from needle_export.model.dynamic import Blocks, Quantized, Rows, matrices_of
 from needle_export.model.rounding import Formed
 from needle_export.model.step import Step, factor_of, parameter_sources
+from needle_export.weights.codes import Codes
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class Matrix:
         role, layer: of it; -1: of no block.
         rows: O.
         used: how many of the first rows and columns matter; the others meet padding.
-        dtype: ``int8``, ``float16`` or ``float32``, or the name of a form of ``weights.forms``.
+        dtype: ``int8``, ``float16`` or ``float32``, or the name of a form of ``weights.forms``, or ``codesx`` with the
+            group of one in codebook form.
         load: values [O, I] in that format, and the factors of the rows' results: [O], or [O, I / K] for K columns each,
-            or levels [O, L] of a palette, or None where they have none.
+            or levels [O, L] of a palette, or None where they have none. In codebook form the values are levels before
+            the rotation, and norms the factors.
     """
 
     tensor: str
@@ -50,6 +53,7 @@ def matrices(
     quantized: Mapping[int, list[Quantized]],
     formed: Mapping[int, list[Formed]] | None = None,
     half: bool = False,
+    imported: Callable[[str, str, int], Sequence[Codes] | None] = lambda source, role, layer: None,
 ) -> dict[tuple[str, int], Matrix]:
     """Every matrix of a step, by the parameter's path (without the step's ``net.``) and site (-1: not one of several).
 
@@ -57,9 +61,12 @@ def matrices(
         step: with its parameters rounded already.
         halves: (checkpoint tensor, layer) of those in half precision.
         quantized: as ``quantize_parameters`` returned them.
-        formed: as ``round_parameters`` returned them. Parameters in codebook form are left out: what lies in files are
-            their rotated codes.
+        formed: as ``round_parameters`` returned them.
         half: whether all others are stored in half precision, factors too, and no probe heads.
+        imported: the checkpoint's own codes of a tensor by name, role and layer, of each of its sites.
+
+    Raises:
+        ValueError: codes are to be the checkpoint's own, and it has none.
     """
     parameters, sources = dict(step.named_parameters()), parameter_sources(step)
     found = {}
@@ -67,11 +74,14 @@ def matrices(
         if path not in sources or value.dim() not in (2, 3) or (half and path.startswith("net.heads.")):
             continue
         source, role, layer = sources[path]
+        integers = quantized.get(value.data_ptr())
+        forms: list[Any] | None = (formed or {}).get(value.data_ptr())
+        if forms == []:
+            forms = list(imported(source, role, layer) or ())
+            if not forms:
+                raise ValueError(f"{source} has no codes in this checkpoint")
         factor = parameters.get(factor_of(path) or "")
         rounded = factor.half().float() if half and factor is not None else factor
-        integers, forms = quantized.get(value.data_ptr()), (formed or {}).get(value.data_ptr())
-        if forms is not None and not forms:
-            continue
         for site, matrix in enumerate(matrices_of(source, value)):
             several = value.dim() == 3
             tensor = source.replace("engrams/", f"engrams_{site}/") if several else source
@@ -85,6 +95,8 @@ def matrices(
                 # How few digits a scale has is not told by where it lies.
                 dtype = replace(one.form, brain=False).name
                 load = partial(_integers, one.values, one.scales, rounded)
+            elif forms is not None and isinstance(forms[site], Codes):
+                dtype, load = f"codesx{forms[site].group}", partial(_coded, forms[site], rounded)
             elif forms is not None:
                 dtype, load = forms[site].form.name, partial(_formed, forms[site], rounded)
             key = (path.removeprefix("net."), site if several else -1)
@@ -119,6 +131,11 @@ def _formed(stored: Formed, factor: Tensor | None) -> tuple[NDArray[Any], NDArra
     # Of a palette, a row of levels for each row.
     extra = stored.extra if stored.form.kind == "int" else stored.extra.repeat_interleave(stored.form.size, 0)
     return _integers(stored.values, extra, factor)
+
+
+def _coded(codes: Codes, factor: Tensor | None) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    levels, norms = codes.levels[codes.indices], torch.from_numpy(codes.norms.astype(np.float32))
+    return levels, (norms if factor is None else norms * factor).numpy()
 
 
 def _floats(

@@ -11,9 +11,9 @@ import re
 from needle_export.targets.matrices import RowsOf
 
 #: ``rows(a.b.x+y[0:96].1)``: rows 0 to 95 of the second matrices in a.b.x and a.b.y; ``rows(a.b.x[:,:24])``: the first
-#: 24 columns. TFLite's converter appends a running number to a name that it meets again, and drops one that ends in a
-#: colon.
-_NAME = re.compile(r"(rows|folded)\((.+?)(?:\[(\d*):(\d*)(?:,:(\d+))?\])?(?:\.(\d+))?\)\d*")
+#: 24 columns; ``codes(a.b.x)``: the indices of such rows in codebook form. TFLite's converter appends a running number
+#: to a name that it meets again, and drops one that ends in a colon.
+_NAME = re.compile(r"(rows|folded|codes)\((.+?)(?:\[(\d*):(\d*)(?:,:(\d+))?\])?(?:\.(\d+))?\)\d*")
 
 
 #: A kernel whose taps lie apart, with zeros between them.
@@ -35,13 +35,23 @@ def tensor_name(name: str, folded: bool) -> str:
 
 
 def coded_name(name: str) -> str:
-    """What a part of a matrix in codebook form is called: its rows are not read back."""
+    """As :func:`tensor_name`, of the indices of a matrix in codebook form."""
     return f"codes({name})"
 
 
+def norms_name(name: str) -> str:
+    """What the norms of a matrix in codebook form are called; nothing finds them by it but a reader of the file."""
+    return f"norms({name})"
+
+
 def is_coded(name: str) -> bool:
-    """Whether a constant is called so."""
+    """Whether a constant is called as indices are."""
     return name.startswith("codes(")
+
+
+def is_norms(name: str) -> bool:
+    """Whether a constant is called as the norms of such a matrix are."""
+    return name.startswith("norms(")
 
 
 def parse_name(name: str) -> tuple[RowsOf, bool] | None:

@@ -33,6 +33,11 @@ class RowsOf:
         return " + ".join(self.parameters) + site + rows
 
 
+def coded_form(group: int) -> str:
+    """The form of a matrix in codebook form: whose codes they are, and of how many levels, a file doesn't say."""
+    return f"codesx{group}"
+
+
 @dataclass(frozen=True)
 class Place:
     """An op that reads a matrix: its graph and name, and the block that it computes for (-1: none, or unknown)."""
@@ -48,15 +53,18 @@ class ReadMatrix:
     Attributes:
         claim: what the artifact says that it is.
         folded: constants went into its numbers, as the artifact says: they are nobody's any more.
-        values: [O, I] as stored: float16, float32, integers as int8, or indices into a palette as uint8.
+        values: [O, I] as stored: float16, float32, integers as int8, or indices into a palette as uint8; of a matrix in
+            codebook form the levels that its indices point to, float32, without the rotation.
         scales: float32, what the values are multiplied by: [O] behind the op, or the matrix' own [O, I / K], each of K
-            columns of a row; of a palette the levels [O, L] of each row. None if there is nothing of the kind.
+            columns of a row, as norms are; of a palette the levels [O, L] of each row. None if there is nothing of the
+            kind.
         places: the ops that read these values with these scales.
         fault: why it can't be read like this, or empty; then values and scales are empty too.
         behind: float32 [O], what multiplies the rows' results behind an op whose matrix has scales of its own, if
             anything does: a factor of its rows, or something else's.
         bits: that a value takes in the file.
-        form: by the name that ``weights.forms`` has for it, of what is stored in blocks or palettes; else empty.
+        form: by the name that ``weights.forms`` has for it, of what is stored in blocks or palettes; of codes
+            :func:`coded_form`; else empty.
         own: scales [O] are a factor of the op that reads it. Else they stand behind the op, where they may belong to
             something else if the matrix has none.
         bytes: that values and scales take in the files, where that isn't told by ``bits``.

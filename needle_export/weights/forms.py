@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from needle_export.weights.cq import codebook, decode, encode
+from needle_export.weights.codes import Codes
+from needle_export.weights.cq import codebook, encode
 from needle_export.weights.linear import dequantize_blocks, quantize_blocks
 from needle_export.weights.palette import dequantize_palette, palettize
 
@@ -71,11 +72,14 @@ class Form:
         weight = dequantize_blocks(values, extra) if self.kind == "int" else dequantize_palette(values, extra)
         return weight.t() if self.turned else weight
 
+    def encode(self, weight: Tensor) -> Codes:
+        """The codes of a float32 weight [O, I]."""
+        return Codes(self.bits, *encode(weight.numpy(), self.bits, self.size), codebook(self.bits, self.size))
+
     def rounded(self, weight: Tensor) -> Tensor:
         """What a weight [O, I] becomes, in float32."""
         if self.kind == "codebook":
             return weight.float()
         if self.kind == "cq":
-            indices, norms = encode(weight.float().contiguous().numpy(), self.bits, self.size)
-            return torch.from_numpy(decode(indices, norms, codebook(self.bits, self.size)))
+            return torch.from_numpy(self.encode(weight.float().contiguous()).matrix())
         return self.dequantize(*self.quantize(weight.float().contiguous()))

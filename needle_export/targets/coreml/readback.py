@@ -22,7 +22,8 @@ from needle_export.targets.claims import from_identifier, parse_name, split_ever
 from needle_export.targets.coreml.contract import FILE_NAME
 from needle_export.targets.coreml.evaluate import FunctionInfo, load_package
 from needle_export.targets.coreml.evaluate.spec import Op, Stored, Value
-from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
+from needle_export.targets.coreml.readcodes import Around, Ops, Strange, levels_and_norms
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf, coded_form
 
 #: Where ops read a matrix, and whether any constant there is one, named or not.
 _READERS = {("linear", "weight"): True, ("gather", "x"): True, ("conv", "weight"): True, ("matmul", "x"): False,
@@ -35,10 +36,6 @@ _BLOCK = re.compile(r"b(\d+)_")
 _COUNT = re.compile(r"_?\d+$")
 
 
-class _Strange(Exception):
-    """A constant that isn't read as a matrix, in one clause."""
-
-
 @dataclass
 class _Use:
     """A constant as ops read it.
@@ -48,12 +45,16 @@ class _Use:
         maker: of the constant.
         inputs: of the maker, by parameter.
         factor: that multiplies the rows' results behind the op.
+        norms: of a matrix in codebook form.
+        fault: why it isn't read as one.
     """
 
     reader: Op
     maker: Op
     inputs: dict[str, Value]
     factor: Value | None
+    norms: Value | None = None
+    fault: str = ""
     places: list[Place] = field(default_factory=list)
 
 
@@ -92,6 +93,7 @@ def _uses(function: FunctionInfo) -> Iterator[tuple[tuple[Any, ...], _Use]]:
             for one in argument:
                 if isinstance(one, str):
                     readers.setdefault(one, []).append(op)
+    ops = Ops(function.ops, readers)
     for op in function.ops:
         if op.type.startswith("const"):
             continue
@@ -100,7 +102,8 @@ def _uses(function: FunctionInfo) -> Iterator[tuple[tuple[Any, ...], _Use]]:
             if maker is None:
                 continue
             if maker.type == "constexpr_lut_to_dense" and len(maker.outputs[0][1].shape) == 3:
-                continue  # codes by group, whose norms multiply elsewhere: the evaluator alone tells of them
+                yield _coded(op, parameter, maker, ops, makers)
+                continue
             takes = _READERS.get((op.type, parameter), False) and len(maker.outputs[0][1].shape) > 1
             if takes or maker.type != "const" or parse_name(_named(maker)[0]) is not None:
                 factor = _factor(op, makers, readers) if op.type == "linear" else None
@@ -109,6 +112,29 @@ def _uses(function: FunctionInfo) -> Iterator[tuple[tuple[Any, ...], _Use]]:
                 applied = None if factor is None else _where(factor)
                 key = (_named(maker), maker.type, op.type, parameter, places, applied)
                 yield key, _Use(op, maker, inputs, factor)
+
+
+def _coded(
+    op: Op, parameter: str, maker: Op, ops: Ops, makers: dict[str, Op]
+) -> tuple[tuple[Any, ...], _Use]:
+    """An op that reads codes by group, whose norms multiply outside."""
+    inputs, fault, around = {name: _value(given[0], makers) for name, given in maker.inputs.items()}, "", None
+    try:
+        around = ops.around(op, parameter)
+    except Strange as reason:
+        fault = str(reason)
+    norms, factor = (_constant(name, makers) for name in _names(around))
+    places = tuple(sorted((name, _where(value)) for name, value in inputs.items()))
+    applied = tuple(None if value is None else _where(value) for value in (norms, factor))
+    return (_named(maker), op.type, parameter, places, applied, fault), _Use(op, maker, inputs, factor, norms, fault)
+
+
+def _names(around: Around | None) -> tuple[str | None, str | None]:
+    return (None, None) if around is None else (around.norms, around.factor)
+
+
+def _constant(name: str | None, makers: dict[str, Op]) -> Value | None:
+    return None if name is None else _value(name, makers)
 
 
 def _named(maker: Op) -> tuple[str, int]:
@@ -144,13 +170,21 @@ def _matrix(use: _Use) -> ReadMatrix:
     name, every = _named(use.maker)
     claim, folded = parse_name(name) or (RowsOf((use.maker.outputs[0][0],)), False)
     places = tuple(use.places)
+    factor = None if use.factor is None else np.asarray(use.factor.value).astype(np.float32)
     try:
+        if use.norms is not None:
+            levels, norms, size = levels_and_norms(use.inputs, use.norms)
+            held = use.inputs["indices"].type.bytes + use.norms.type.bytes
+            return ReadMatrix(
+                claim, False, levels, norms, places, form=coded_form(size), own=True, bytes=held, behind=factor
+            )
+        if use.fault:
+            raise Strange(use.fault)
         values, scales, form = _read(use, every)
-    except _Strange as fault:
+    except Strange as fault:
         return ReadMatrix(claim, folded, np.empty((0, 0), np.int8), None, places, str(fault))
     held = sum(value.type.bytes for name, value in use.inputs.items() if name in _HELD)
-    if use.factor is not None:
-        factor = np.asarray(use.factor.value).astype(np.float32)
+    if factor is not None:
         scales = factor if scales is None else scales * factor[:, None]
     return ReadMatrix(claim, folded, values, scales, places, form=form, own=bool(form), bytes=held)
 
@@ -163,14 +197,14 @@ def _read(use: _Use, every: int) -> tuple[NDArray[Any], NDArray[np.float32] | No
     """Values [O, I], scales or levels of each row, and the form.
 
     Raises:
-        _Strange: it isn't read as a matrix.
+        Strange: it isn't read as a matrix.
     """
     maker, op = use.maker, use.reader
     shape, given = maker.outputs[0][1].shape, use.inputs
     if maker.type == "const":
         return _floats(use, np.asarray(given["val"].value), every), None, ""
     if len(shape) != 2 or op.type not in ("linear", "gather") or (op.type == "gather" and not _by_rows(op)):
-        raise _Strange(f"{op.type} reads it, not as a matrix of rows")
+        raise Strange(f"{op.type} reads it, not as a matrix of rows")
     (rows, columns), known = shape, set(given)
     if maker.type == "constexpr_affine_dequantize" and known == {"quantized_data", "scale", "zero_point", "axis"}:
         scale, zero = (np.asarray(given[name].value) for name in ("scale", "zero_point"))
@@ -188,7 +222,7 @@ def _read(use: _Use, every: int) -> tuple[NDArray[Any], NDArray[np.float32] | No
             group = rows // len(lut)
             palettes = np.repeat(lut[:, 0, :, 0].astype(np.float32), group, axis=0)
             return np.asarray(given["indices"].value), palettes, f"palette{kind}x{group}"
-    raise _Strange(f"{maker.type} makes it of other parts than this tool writes")
+    raise Strange(f"{maker.type} makes it of other parts than this tool writes")
 
 
 def _kind(value: Value) -> str:
@@ -217,7 +251,7 @@ def _floats(use: _Use, data: NDArray[Any], every: int) -> NDArray[Any]:
         # [R, C] over a window of rows; zeros between the taps.
         between = np.arange(len(data))[::-1] % every != 0
         if data[between].any():
-            raise _Strange("its kernel isn't 0 between the taps")
+            raise Strange("its kernel isn't 0 between the taps")
         turned: NDArray[Any] = data[:: -every].T
         return turned
-    raise _Strange(f"{kind} reads it, not as a matrix of rows")
+    raise Strange(f"{kind} reads it, not as a matrix of rows")

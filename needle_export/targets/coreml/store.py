@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil import types
 from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
-from needle_export.targets.claims import identifier, kernel_name
+from needle_export.targets.claims import coded_name, identifier, kernel_name
 from needle_export.targets.constants import digest, short_name, too_large
 from needle_export.weights.forms import Form
 
@@ -154,13 +154,14 @@ class WeightStore:
         parts = [replace(p, elements=p.elements // len(weight.codes)) for p in weight.parts]
         key = f"{coded.form}{digest(indices)}{digest(norms)}"
         self._note(key, Stored(short_name(weight.name), coded.nbytes, coded.form, tuple(parts)))
+        name = short_name(weight.name) if weight.value.dim() == 2 else f"{short_name(weight.name)}.{site}"
         kind = _INDICES[coded.bits]
         levels = np.resize(coded.levels, 2**coded.bits)  # three levels take two bits, and nothing points to the fourth
         shape = (1, 1, 1, len(levels), 1)
         table = MilOps.constexpr_lut_to_dense(
             indices=self.constant(indices.astype(kind), kind),
             lut=self.constant(levels.reshape(shape)),
-            name=self._name("w"),
+            name=self._name(f"{identifier(coded_name(name))}_"),
         )
         return table, norms
 

@@ -18,7 +18,7 @@ import torch
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode, Weight
 from needle_export.graph.reference import hadamard
-from needle_export.targets.claims import coded_name
+from needle_export.targets.claims import coded_name, norms_name
 from needle_export.targets.constants import short_name
 from needle_export.targets.onnx.builder import Builder
 from needle_export.targets.onnx.store import packed
@@ -93,12 +93,12 @@ def _stored(b: Builder, weight: Weight, site: int) -> tuple[ir.Value, ir.Value, 
     each = 8 // width
     parts = tuple(replace(p, elements=p.elements // len(weight.codes)) for p in weight.parts)
     shared = tuple(replace(p, elements=max(1, p.elements // codes.group)) for p in parts)
-    name = short_name(weight.name) if len(weight.codes) == 1 else f"{short_name(weight.name)}.{site}"
+    name = short_name(weight.name) if weight.value.dim() == 2 else f"{short_name(weight.name)}.{site}"
     stream = packed(codes.indices, width)
     indices = b.part(b.store.add(name, stream, parts, dtype=codes.form), stream.shape, coded_name(name))
     # Not called halves: those are numbers of the checkpoint's tensor, which the reference rounds.
     norms = b.part(b.store.add(f"{name}.norms", codes.norms, shared, dtype=f"{codes.form} norms"), codes.norms.shape,
-                   coded_name(f"{name}.norms"))
+                   norms_name(name))
     every = np.arange(256)[:, None] >> (np.arange(each) * width) & (2**width - 1)
     return indices, norms, b.constant(np.resize(codes.levels, 2**width)[every])
 

@@ -19,18 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.errors import BadInput
-from needle_export.targets.claims import is_coded, parse_name, split_every
-from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
+from needle_export.targets.claims import is_coded, is_norms, parse_name, split_every
+from needle_export.targets.matrices import Place, ReadMatrix, RowsOf, coded_form
 from needle_export.targets.onnx.contract import DATA_NAME, FILES
+from needle_export.targets.onnx.readcodes import Nodes, Numbers, Strange
 
 #: As the builder names nodes: the block first.
 _BLOCK = re.compile(r"layers\.(\d+)/")
 
 _FIX = "build it again"
-
-
-class _Strange(Exception):
-    """An op that reads a constant otherwise than as a matrix, in one clause."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,14 @@ class _Use:
     """How ops read a constant; the same way in both graphs is the same use.
 
     Attributes:
-        layout: ``rows`` [O, I], ``columns`` [.., I, O], ``taps`` of a kernel, ``blocks`` of integers, or ``unread``.
+        layout: ``rows`` [O, I], ``columns`` [.., I, O], ``taps`` of a kernel, ``blocks`` of integers, ``codes``, or
+            ``unread``.
         rows: which of the first axis, or None for all.
         every: steps between taps.
         factor: that the op multiplies its product by.
-        scales: of blocks, [O, I / K].
+        scales: of blocks, or norms of codes, [O, I / K].
         bits, size: of a level of blocks, and K.
+        levels: of codes, of every byte, [256, indices in a byte].
         fault: why it isn't a matrix.
     """
 
@@ -79,6 +78,7 @@ class _Use:
     scales: _Constant | None = None
     bits: int = 0
     size: int = 0
+    levels: _Constant | None = None
     fault: str = ""
 
 
@@ -107,6 +107,9 @@ def _matrices(use: _Use, places: tuple[Place, ...], folder: Path) -> Iterator[Re
         yield ReadMatrix(use.claim, use.folded, np.empty((0, 0), np.int8), None, places)
         return
     data = use.constant.load(folder)
+    if use.layout == "codes":
+        yield _codes(use, places, data, folder)
+        return
     if use.layout == "blocks":
         assert use.scales is not None
         values, scales = _levels(data.reshape(use.constant.shape[0], -1), use.bits), use.scales.load(folder)
@@ -129,6 +132,21 @@ def _matrices(use: _Use, places: tuple[Place, ...], folder: Path) -> Iterator[Re
             values, claim = values[start:stop], replace(claim, start=claim.start + start, stop=claim.start + stop)
         factors = None if use.factor is None else np.full(len(values), use.factor, np.float32)
         yield ReadMatrix(claim, use.folded, values, factors, places, own=True, bytes=values.nbytes)
+
+
+def _codes(use: _Use, places: tuple[Place, ...], packed: NDArray[np.uint8], folder: Path) -> ReadMatrix:
+    """Levels and norms, as the graph multiplies them."""
+    assert use.scales is not None and use.levels is not None
+    levels, norms = use.levels.load(folder), use.scales.load(folder).astype(np.float32)
+    values, claim, held = levels[packed].reshape(len(packed), -1), use.claim, packed.nbytes + norms.nbytes // 2
+    if use.factor is not None:
+        norms = norms * np.float32(use.factor)
+    if use.rows is not None:
+        start, stop = use.rows
+        held = held * (stop - start) // len(packed)
+        values, norms = values[start:stop], norms[start:stop]
+        claim = replace(claim, start=claim.start + start, stop=claim.start + stop)
+    return ReadMatrix(claim, False, values, norms, places, form=coded_form(use.size), own=True, bytes=held)
 
 
 def _levels(raw: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
@@ -156,6 +174,7 @@ class _Graph:
     phase: str
     constants: dict[str, _Constant] = field(default_factory=dict)
     readers: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)
+    nodes: Any = None
 
     def __post_init__(self) -> None:
         import onnx
@@ -172,6 +191,14 @@ class _Graph:
         for node in graph.node:
             for index, name in enumerate(node.input):
                 self.readers.setdefault(name, []).append((node, index))
+        self.nodes = Nodes(graph.node, self.readers, self._ints, _attributes)
+
+    def _ints(self, name: str) -> list[int] | None:
+        """Of a small constant."""
+        constant = self.constants.get(name)
+        if constant is None or not isinstance(constant.span, bytes) or np.dtype(constant.dtype).kind != "i":
+            return None
+        return [int(n) for n in constant.load(self.folder).reshape(-1)]
 
     def _constant(self, tensor: Any) -> _Constant:
         from onnx import TensorProto, helper, numpy_helper
@@ -197,11 +224,43 @@ class _Graph:
             kind = np.dtype(constant.dtype)
             # A vector in half precision is no matrix.
             low = kind == np.uint8 or (kind == np.float16 and sum(d > 1 for d in constant.shape) > 1)
-            if (named is None and not low) or is_coded(name):
+            if (named is None and not low) or is_norms(name):
                 continue
             claim, folded = named or (RowsOf((name,)), False)
             use = _Use(claim, folded, constant, every=every)
-            yield from self._follow(use, name)
+            if not is_coded(name):
+                yield from self._follow(use, name)
+                continue
+            for made in self.nodes.numbers(name):
+                if isinstance(made, Numbers):
+                    yield from self._coded(use, made)
+                else:
+                    yield replace(use, fault=made[1]), self._place(made[0])
+
+    def _coded(self, use: _Use, made: Numbers) -> Iterator[tuple[_Use, Place]]:
+        """The uses of indices of which numbers were made."""
+        levels, norms = self.constants.get(made.levels), self.constants.get(made.norms)
+        rows, columns = len(use.constant.shape) and use.constant.shape[0], use.constant.shape[-1]
+        node = made.first
+        try:
+            if levels is None or levels.dtype != "<f4" or len(levels.shape) != 2 or levels.shape[0] != 256:
+                raise Strange("its levels are no float32 table of every byte")
+            groups = columns * levels.shape[1] // made.group
+            if norms is None or norms.dtype != "<f2" or norms.shape != (rows, groups) or use.constant.dtype != "|u1":
+                raise Strange(f"its rows have no half-precision norm for each {made.group} columns")
+            use = replace(use, layout="codes", scales=norms, levels=levels, size=made.group)
+            if made.looked_up:
+                yield use, self._place(node)
+                return
+            for node, how, site in self.nodes.places(made):
+                if site != -1 and site != use.claim.site:
+                    raise Strange(f"it lies in place of site {site}")
+                if how == "slice":
+                    yield from self._follow(replace(use, rows=self._cut(use, node)), node.output[0])
+                else:
+                    yield (self._read(use, node, 1) if how == "rows" else use), self._place(node)
+        except Strange as fault:
+            yield replace(use, fault=str(fault)), self._place(node)
 
     def _follow(self, use: _Use, name: str) -> Iterator[tuple[_Use, Place]]:
         """The uses of a value that is a constant, widened or cut."""
@@ -218,17 +277,20 @@ class _Graph:
                     yield from self._follow(replace(use, rows=self._cut(use, node)), node.output[0])
                     continue
                 read = self._read(use, node, index)
-            except _Strange as fault:
+            except Strange as fault:
                 # What constants meet at load time isn't compared; whatever reads it need not be a product.
                 read = replace(use, layout="unread") if use.folded else replace(use, fault=str(fault))
-            block = _BLOCK.match(node.name)
-            yield read, Place(f"{node.name} of {self.phase}", int(block.group(1)) if block else -1)
+            yield read, self._place(node)
+
+    def _place(self, node: Any) -> Place:
+        block = _BLOCK.match(node.name)
+        return Place(f"{node.name} of {self.phase}", int(block.group(1)) if block else -1)
 
     def _spread(self, use: _Use, node: Any) -> str:
         """The kernel that taps [C, 1, R] or [1, C, R] become with zeros between, by Reshape, Pad and so on.
 
         Raises:
-            _Strange: these ops do something else.
+            Strange: these ops do something else.
         """
         first, second, count = use.constant.shape
         channels = first * second
@@ -246,29 +308,33 @@ class _Graph:
             held = [] if node is None else [self.constants.get(name) for name in node.input[1:]]
             found = [c.load(self.folder).reshape(-1).tolist() for c in held if c is not None]
             if node is None or node.op_type != kind or node.attribute or found != wanted:
-                raise _Strange(f"{kind} doesn't spread its taps by {use.every}")
+                raise Strange(f"{kind} doesn't spread its taps by {use.every}")
         return str(node.output[0])
 
     def _cut(self, use: _Use, node: Any) -> tuple[int, int]:
         """The rows that a Slice takes of the first axis."""
         bounds = [self.constants.get(name) for name in node.input[1:]]
         if use.rows is not None or len(bounds) != 3 or any(b is None or not isinstance(b.span, bytes) for b in bounds):
-            raise _Strange(f"{node.op_type} cuts it, not by three constants")
+            raise Strange(f"{node.op_type} cuts it, not by three constants")
         start, stop, axis = (int(b.load(self.folder).reshape(-1)[0]) for b in bounds if b is not None)
         if axis != 0 or not 0 <= start < stop <= use.constant.shape[0]:
-            raise _Strange(f"{node.op_type} cuts it, not to rows that it has")
+            raise Strange(f"{node.op_type} cuts it, not to rows that it has")
         return start, stop
 
     def _read(self, use: _Use, node: Any, index: int) -> _Use:
         """What a node makes of the constant.
 
         Raises:
-            _Strange: it isn't read as a matrix.
+            Strange: it isn't read as a matrix.
         """
         given, dims = _attributes(node), len(use.constant.shape)
-        strange = _Strange(f"{node.op_type} reads it, not as a matrix of rows")
+        strange = Strange(f"{node.op_type} reads it, not as a matrix of rows")
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             return self._blocks(use, node, index, given)
+        if use.layout == "codes":
+            if node.op_type != "Gemm" or index != 1 or not given.get("transB", 0) or given.get("beta", 1.0) != 1.0:
+                raise strange
+            return replace(use, factor=float(given.get("alpha", 1.0)))
         if np.dtype(use.constant.dtype).kind != "f":
             raise strange
         if node.op_type == "MatMul" and use.rows is None:
@@ -304,17 +370,17 @@ class _Graph:
         inputs = list(node.input)
         # Zero points, and the order of columns: this tool writes neither.
         if any(inputs[3:5] if product else inputs[3:4]) or given.get("weight_prepacked", 0):
-            raise _Strange(f"{node.op_type} has more than levels and scales")
+            raise Strange(f"{node.op_type} has more than levels and scales")
         if index != (1 if product else 0) or use.constant.dtype != "|u1" or bits not in (2, 4, 8) or size < 1:
-            raise _Strange(f"{node.op_type} reads it, not as levels of 2, 4 or 8 bits")
+            raise Strange(f"{node.op_type} reads it, not as levels of 2, 4 or 8 bits")
         rows, scales = use.constant.shape[0], self.constants.get(inputs[2])
         columns = math.prod(use.constant.shape[1:]) * 8 // bits
         if product and (given.get("N"), given.get("K")) != (rows, columns):
-            raise _Strange(f"{node.op_type} has other sizes than its levels")
+            raise Strange(f"{node.op_type} has other sizes than its levels")
         if not product and (given.get("gather_axis", 0), given.get("quantize_axis", 1)) != (0, 1):
-            raise _Strange(f"{node.op_type} reads something else than rows")
+            raise Strange(f"{node.op_type} reads something else than rows")
         if scales is None or scales.dtype != "<f4" or columns % size or scales.shape != (rows, columns // size):
-            raise _Strange(f"{node.op_type} has no float32 scale for every {size} columns")
+            raise Strange(f"{node.op_type} has no float32 scale for every {size} columns")
         return replace(use, layout="blocks", scales=scales, bits=bits, size=size)
 
 
