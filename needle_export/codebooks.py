@@ -40,6 +40,8 @@ class Codebooks:
     def __init__(self, checkpoint: Checkpoint, rules: Rules) -> None:
         self.rules = rules
         self._packed = checkpoint.packed
+        floats = "the container holds it as floats"
+        self._lost = f"an adapter was merged into it, or {floats}" if checkpoint.adapters else floats
         self._sites = range(len(checkpoint.geometry.engram_layers))
         if IMPORTED in rules.schemes and not self._packed:
             raise UsageError("this checkpoint holds no codebooks to import", where=checkpoint.source.path_name,
@@ -53,28 +55,34 @@ class Codebooks:
         scheme = self.rules.of(parts)
         if scheme != IMPORTED:
             return scheme
-        found = {c.form for p in parts for c in self._imported([p]) or ()}
+        found = {c.form for p in parts for c in self.imported(p.source, p.role, p.layer) or ()}
         return "+".join([scheme, *sorted(found)])
 
     def format(self, source: str, role: str, layer: int) -> str:
         """As :meth:`format_of`, of a tensor by name, or of its share of a block."""
         return self.format_of([Part(source, role, layer, 1)])
 
-    def of(self, weight: Weight) -> list[Codes] | None:
-        """Of a kernel [I, O], or [S, I, O] for S sites, or a table [R, D]: for each site; None if it stays float."""
+    def of(self, weight: Weight) -> list[Codes] | str | None:
+        """Of a kernel [I, O], or [S, I, O] for S sites, or a table [R, D]: for each site.
+
+        Returns:
+            None where the scheme isn't one of codes; why it stays float where it is.
+        """
         scheme = self.rules.of_matrix(weight.parts)
-        if weight.folded or not all(_codable(p.source) for p in weight.parts):
+        if scheme != IMPORTED and scheme not in FROM_FLOATS:
             return None
+        if weight.folded:
+            return "constants were folded into it, so its values are not the checkpoint's"
+        if not all(_codable(p.source) for p in weight.parts):
+            return "the format has no codes for it: containers hold it in half precision"
         if scheme == IMPORTED:
             return self._imported(weight.parts)
-        if scheme not in FROM_FLOATS:
-            return None
         bits, value = FROM_FLOATS[scheme], weight.value
         table = weight.parts[0].source.endswith("/embedding")
         matrices = [value] if table else [m.t() for m in (value if value.dim() == 3 else value.unsqueeze(0))]
         group = math.gcd(_GROUP, matrices[0].shape[1])
         if group < _LEAST:
-            return None
+            return f"its rows don't divide into groups of {_LEAST} or more columns"
         found = []
         for matrix in matrices:
             data = np.ascontiguousarray(matrix.float().numpy())
@@ -83,21 +91,25 @@ class Codebooks:
 
     def imported(self, source: str, role: str, layer: int) -> list[Codes] | None:
         """The container's codes of a tensor, of each of its sites, or None."""
-        return self._imported([Part(source, role, layer, 1)])
+        found = self._imported([Part(source, role, layer, 1)])
+        return None if isinstance(found, str) else found
 
-    def _imported(self, parts: Sequence[Part]) -> list[Codes] | None:
-        """As the container has them, or None where one of the parts isn't in codes, or its rows aren't whole groups."""
+    def _imported(self, parts: Sequence[Part]) -> list[Codes] | str:
+        """As the container has them, or why not."""
         names = [self._names(p) for p in parts]
         if any(n not in self._packed for row in names for n in row):
-            return None
+            return f"the checkpoint has no codes of it: {self._lost}"
         packed = [[self._packed[n] for n in row] for row in names]
         if any(p.in_pad != p.shape[1] for row in packed for p in row):
-            return None
+            return f"its rows aren't whole groups of {packed[0][0].group} columns"
         codes = [[Codes(2 if p.bits == 5 else p.bits, p.indices(), p.norms, p.codebook, True) for p in row]
                  for row in packed]
+        below = [list(site) for site in zip(*codes, strict=True)]
         if parts[0].source.endswith("/embedding"):
-            return [joined([c for row in codes for c in row])]
-        return [joined(list(site)) for site in zip(*codes, strict=True)]
+            below = [[c for row in codes for c in row]]
+        if any(len({c.form for c in several}) > 1 for several in below):
+            return "its sites have codes of several widths"
+        return [joined(several) for several in below]
 
     def _names(self, part: Part) -> list[str]:
         """The container's names of one part, for each site."""

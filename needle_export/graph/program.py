@@ -44,6 +44,7 @@ class Weight:
         codes: of a weight in codebook form, ``weights.codes.Codes`` of each matrix that it stacks; its value is then
             without their rotation.
         made: that arithmetic, where a pass has noted it.
+        uncoded: why it has none where its scheme is one of codes, or empty.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Weight:
     folded: bool = False
     codes: tuple[Any, ...] = ()
     made: Made | None = None
+    uncoded: str = ""
 
 
 @dataclass(frozen=True)

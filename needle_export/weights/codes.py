@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.weights.cq import decode
+from needle_export.weights.cq import TERNARY, decode
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,9 @@ class Codes:
 
     @property
     def form(self) -> str:
-        """As a report has it: ``cq4x128``, or ``codebook4x128`` where they are the checkpoint's own."""
-        return f"{'codebook' if self.imported else 'cq'}{self.bits}x{self.group}"
+        """As a report has it: ``cq4x128``, or ``codebook4x128`` of the checkpoint; its 5 stands for three levels."""
+        width = TERNARY if len(self.levels) == 3 else self.bits
+        return f"{'codebook' if self.imported else 'cq'}{width}x{self.group}"
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,9 @@
 with ``bf16`` behind, scales that bfloat16 holds as well, as XNNPACK's kernels need them.
 ``palette4`` with ``x<N>``: 16 half-precision levels for N rows.
 ``cq4``, ``cq2`` with ``x<g>``: the rotated codes of ``weights.cq`` in groups of g, made from floats.
-``codebook1`` to ``codebook4`` with ``x<g>``: the same, a container's own: the checkpoint's numbers are theirs already.
+``codebook1`` to ``codebook4`` with ``x<g>``, and ``codebook5`` for three levels, which take two bits: the same, a
+container's own: the checkpoint's numbers are theirs already.
+
 
 A ``w`` behind it: made floats before it is used, so that a runtime that rounds the inputs of integer products doesn't
 round this one's. A ``t`` behind that: its rows are inputs.

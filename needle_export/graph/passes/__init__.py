@@ -22,7 +22,7 @@ def pipeline(
     fold_lane_gates: bool,
     probed: bool = False,
     scheme_of: Callable[[Sequence[Part]], str] = lambda parts: "",
-    codes_of: Callable[[Weight], Sequence[Any] | None] | None = None,
+    codes_of: Callable[[Weight], Sequence[Any] | str | None] | None = None,
     fold_diagonals: bool = True,
 ) -> list[Pass]:
     """The passes for a model with these convolution lengths and n-gram orders.
@@ -32,7 +32,7 @@ def pipeline(
             precision, as they would no longer be the checkpoint's values.
         probed: whether the step feeds a probe head.
         scheme_of: a weight's number format by its parts: matrices of several aren't merged.
-        codes_of: a weight's codes where it is to be in codebook form; None if none is.
+        codes_of: a weight's codes where it is to be in codebook form, or why it has none; None if none is.
         fold_diagonals: whether the small matrices that condition the MLP may take its diagonals; not where they are
             stored as integers of the checkpoint's values.
     """

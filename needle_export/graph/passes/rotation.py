@@ -31,11 +31,12 @@ _READERS: dict[object, int | None] = {
 _THROUGH = frozenset({aten.reshape.default, aten.flatten.using_ints, aten.unsqueeze.default, aten.squeeze.dim})
 
 
-def rotate_codebooks(program: Program, codes_of: Callable[[Weight], Sequence[Any] | None]) -> Fired:
+def rotate_codebooks(program: Program, codes_of: Callable[[Weight], Sequence[Any] | str | None]) -> Fired:
     """Put weights into codebook form, with rotations around them.
 
     Args:
-        codes_of: a weight's codes (``weights.codes.Codes``), for each of its sites; None if it stays float.
+        codes_of: a weight's codes (``weights.codes.Codes``), for each of its sites; None if it is to stay float, or why
+            it does although its scheme is one of codes.
     """
     fired, turned = Fired(), dict[tuple[FxNode, int], FxNode]()
     found: dict[str, list[Any]] = {}
@@ -44,7 +45,9 @@ def rotate_codebooks(program: Program, codes_of: Callable[[Weight], Sequence[Any
             continue
         readers = _readers(node)
         codes = codes_of(program.weights[node.name]) if readers else None
-        if codes is not None:
+        if isinstance(codes, str):
+            program.weights[node.name] = replace(program.weights[node.name], uncoded=codes)
+        elif codes is not None:
             found[node.name] = list(codes)
             program.weights[node.name] = _coded(program.weights[node.name], found[node.name])
     for node in list(program.graph.nodes):

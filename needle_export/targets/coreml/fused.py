@@ -177,7 +177,8 @@ def kronecker(b: Builder, n: FxNode) -> None:
 def scaled_linear(b: Builder, n: FxNode) -> None:
     """A product with factor and bias, one for all that read the same."""
     x = n.args[0]
-    readers = [u for u in x.users if u.target is n.target]
+    # Codes of several widths have no levels in common.
+    readers = [u for u in x.users if u.target is n.target and _codes(b, u) == _codes(b, n)]
     if n is not readers[0]:
         return
     joined = side_by_side(b.program, readers)
@@ -191,6 +192,11 @@ def scaled_linear(b: Builder, n: FxNode) -> None:
         product = b.add(b.mul(b.linear(b.get(x), matrix), b.constant(joined.factor)), bias)
     for reader, value in zip(readers, b.cut(product, -1, joined.widths), strict=True):
         b.put(reader, value)
+
+
+def _codes(b: Builder, n: FxNode) -> list[str]:
+    """Forms of the codes of what a product multiplies by."""
+    return [c.form for c in b.program.weights[n.args[1].name].codes]
 
 
 def row_dot(b: Builder, n: FxNode) -> None:

@@ -118,7 +118,8 @@ class WeightStore:
         form = self._form(weight, data)
         if form is None:
             small = self.rules.of_matrix(weight.parts) not in ("fp32", "fp16")
-            return self.plain(weight, data, "small: decompressing it costs more than the bytes" if small else "", 1)
+            reason = weight.uncoded or ("small: decompressing it costs more than the bytes" if small else "")
+            return self.plain(weight, data, reason, 1)
         source = digest(data)
         if source not in self._quantized:
             try:

@@ -230,6 +230,7 @@ class Builder:
                 if not np.isfinite(data).all():
                     raise too_large(weight, "a value is beyond half precision")
                 reason = "" if scheme == "fp16" else _HALVED[weight.value.numel() >= MATRIX]
+                reason = f"half precision: {weight.uncoded}" if weight.uncoded else reason
         key = ("weight", id(weight.value), data.shape, data.dtype.str, transposed, name)
         if key in self.memo:
             hit: ir.Value = self.memo[key]
