@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from needle_export.checkpoint.checkpoint import Checkpoint
-from needle_export.codebooks import Codebooks
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, Unsupported
 from needle_export.graph.passes import Fired, Left, Pass, head_pipeline, pipeline
@@ -34,6 +33,9 @@ from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
 from needle_export.weights.forms import Form
 from needle_export.weights.scheme import Activations, Scheme
+
+if TYPE_CHECKING:
+    from needle_export.codebooks import Codebooks
 
 log = logging.getLogger(__name__)
 

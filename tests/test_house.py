@@ -24,8 +24,7 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-_ORDER = "pipeline codebooks compile improvement inspection provenance assemble runtimes timing"
-PIPELINE = frozenset(_ORDER.split())
+PIPELINE = frozenset(["pipeline", "codebooks", "compile", "improvement", "inspection", "provenance", "assemble", "runtimes", "timing"])
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -68,6 +67,7 @@ DIRECT = {
 #: Imports for type checking alone that point upwards; nothing is loaded.
 TYPES_ONLY = {
     ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
+    ("compile", "codebooks"): "it is handed one",
 }
 
 #: A runtime and the tools around it, and the one package that may import them.

@@ -7,7 +7,6 @@ with ``bf16`` behind, scales that bfloat16 holds as well, as XNNPACK's kernels n
 ``codebook1`` to ``codebook4`` with ``x<g>``, and ``codebook5`` for three levels, which take two bits: the same, a
 container's own: the checkpoint's numbers are theirs already.
 
-
 A ``w`` behind it: made floats before it is used, so that a runtime that rounds the inputs of integer products doesn't
 round this one's. A ``t`` behind that: its rows are inputs.
 """
