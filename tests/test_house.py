@@ -24,7 +24,8 @@ PACKAGE = ROOT / "needle_export"
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-PIPELINE = frozenset(["pipeline", "codebooks", "compile", "improvement", "inspection", "provenance", "assemble", "runtimes", "timing"])
+_BESIDE = frozenset({"assemble", "inspection", "provenance", "runtimes", "timing"})
+PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -59,8 +60,7 @@ DIRECT = {
     ("cli", "report"): "showing a report",
     ("cli.evaluate", "bundle.arrays"): "reading ids and writing logits",
     ("cli.shared", "bundle.publish"): "finishing an interrupted exchange before a folder is read",
-    ("cli.sample", "checkpoint.geometry"): "the two geometries by name",
-    ("cli.sample", "checkpoint.sample"): "writing a random checkpoint",
+    ("cli.sample", "checkpoint"): "the two geometries by name, and writing a random checkpoint",
     ("cli.output", "checkpoint.files"): "writing a file whole or not at all",
 }
 
@@ -187,14 +187,14 @@ def listed(i: Import, table: dict[tuple[str, str], str]) -> bool:
 def allowed(i: Import) -> bool:
     """Whether an import of our own points the right way."""
     here, there = room(i.importer), room(i.target)
-    if here == there or there in GROUND:
+    if here == there or there in GROUND or (i.typing_only and listed(i, TYPES_ONLY)):
         return True
     if here == "cli":
         return there in PIPELINE or listed(i, DIRECT)
     if here in PIPELINE:
         return there in STAGES or (here == "pipeline" and there in PIPELINE)
     if here in STAGES:
-        return listed(i, SHARED) or (i.typing_only and listed(i, TYPES_ONLY))
+        return listed(i, SHARED)
     return here == ""  # the package itself
 
 
