@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,11 @@ from needle_export.model import rows
 from needle_export.model.dynamic import DynamicProducts, Quantized, plain_forms, quantize_parameters, quantizers
 from needle_export.model.network import Needle
 from needle_export.model.rounding import round_parameters
-from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs
+from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs, stored_states
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
+from needle_export.weights import caches
 from needle_export.weights.forms import Form
 from needle_export.weights.scheme import Activations, Scheme
 
@@ -73,6 +75,8 @@ class Compiler:
         self.progress = progress
         self.heads = heads
         self.states: tuple[StateSpec, ...] = state_specs(checkpoint.geometry, context, heads)
+        #: The same as the artifact keeps them.
+        self.stored = self.states
         rings = [s.shape[0] for s in self.states if s.ring]
         self.ring_rows = min(rings, default=0)
         if 0 < self.ring_rows < SHORTEST_RING:
@@ -87,7 +91,9 @@ class Compiler:
         self.rotate = True
         #: Which weights have which number format; None: all are floats.
         self.formats: Codebooks | None = None
+        #: What the scheme does to the model with caches of float32, and what its own caches do on top.
         self.scheme_loss: dict[str, float] | None = None
+        self.cache_loss: dict[str, float] | None = None
         #: What the model says as it was read, where the reference was changed since.
         self.original: NDArray[np.float32] | None = None
         self.scheme = Scheme()
@@ -115,6 +121,10 @@ class Compiler:
         sources = parameter_sources(Step(self.net, self.context, self.heads)).values()
         formats.rules.check({(source, role) for source, role, _ in sources})
         self.formats, self.fold_into_matrices = formats, fold
+
+    def use_caches(self, form: str) -> None:
+        """Keep keys and values in this form of ``config.schemes.CACHES``, as far as the artifact is concerned."""
+        self.stored = stored_states(self.states, form)
 
     # --- programs ----------------------------------------------------------------------------------
 
@@ -221,20 +231,21 @@ class Compiler:
 
     def state_bytes(self) -> tuple[int, dict[str, int]]:
         """Bytes of state at the context: total and by part."""
-        parts = state_bytes(self.states)
+        parts = state_bytes(self.stored)
         total = parts.pop("total")
         return total, parts
 
     # --- the reference -----------------------------------------------------------------------------
 
     def use_stored_weights(
-        self, weights: Iterable[StoredWeight], activations: Activations | None, half: bool = False
+        self, weights: Iterable[StoredWeight], activations: Activations | None, half: bool = False, cache: str = "fp32"
     ) -> None:
-        """Round the reference's weights as the artifact's are, compute as its runtime does, and measure the cost.
+        """Round the reference as the artifact is rounded, compute as its runtime does, and measure the cost.
 
         Args:
             activations: how the runtime rounds the inputs of integer matrices, or None where it doesn't.
             half: whether everything that isn't compressed is stored in half precision.
+            cache: the form that new keys and values are rounded to.
         """
         listed: dict[str, set[tuple[str, int]]] = {"float16": set(), "int8": set()}
         forms: set[tuple[str, int, str]] = set()
@@ -250,6 +261,7 @@ class Compiler:
                 activations=activations if listed["int8"] or forms else None,
                 forms=tuple(sorted(forms)),
                 half=half,
+                cache=cache,
             )
         )
 
@@ -259,8 +271,14 @@ class Compiler:
 
     def _use(self, scheme: Scheme) -> None:
         self.scheme = scheme
-        if scheme == Scheme():
-            return
+        if replace(scheme, cache="fp32") != Scheme():
+            self._round_weights(scheme)
+        if scheme.cache != "fp32":
+            before = self._probed()
+            self.net.stored = partial(caches.stored, form=scheme.cache)
+            self.cache_loss = parity.loss(before, self._probed())
+
+    def _round_weights(self, scheme: Scheme) -> None:
         step = Step(self.net, self.context)
         sources, halves = parameter_sources(step), set(scheme.halves)
         tensors = [*step.named_parameters(), *step.named_buffers()]
@@ -279,13 +297,12 @@ class Compiler:
             told, self.rotate = (dict(self.places), dict(self.left)), False
             self.stored_program, (self.places, self.left) = self.program(None), told
             round_floats(self.stored_program, {(s, n) for s, n, _ in scheme.forms})
+        self.scheme_loss = parity.loss(before, self._probed())
+
+    def _probed(self) -> NDArray[np.float32]:
+        """Logits [T, V] of the tokens by which a scheme is judged, under what is in use by now."""
         with torch.inference_mode(), self.products():
-            after = self._logits(self._probe())
-        self.scheme_loss = {
-            "max_abs": float(np.abs(before - after).max()),
-            "kl": float(parity.kl(before, after).mean()),
-            "argmax_equal": float((before.argmax(-1) == after.argmax(-1)).mean()),
-        }
+            return self._logits(self._probe())
 
     def _probe(self) -> torch.Tensor:
         """Tokens [T] that tell what a scheme does to the model."""
@@ -305,7 +322,7 @@ class Compiler:
     def reference(self, seed: int) -> list[parity.Case]:
         """Seeded sequences with the reference's logits (uncached) and its state at their ends.
 
-        Where the scheme rounds inputs at run time, ``sensitivity`` tells afterwards how far they move by the last bit.
+        Where the scheme rounds at run time, ``sensitivity`` tells afterwards how far they move by the last bits.
         """
         cases = []
         drawn = parity.draw(self.checkpoint.geometry.vocab_size, self.context, seed, self.ring_rows)
@@ -321,7 +338,7 @@ class Compiler:
                 best, margin = logits.argmax(-1), parity.margins(logits)
                 cases.append(parity.Case(tokens, prompt, logits, best, state, margin))
                 task.advance()
-        if self.scheme.activations is not None:
+        if self.scheme.rounds_at_run_time:
             with self.progress.stage("measure the reference's sensitivity"), torch.inference_mode():
                 self.sensitivity = self._sensitivity(cases)
         return cases
@@ -351,17 +368,15 @@ class Compiler:
         return self.net(sequence.unsqueeze(0))[0].numpy(), state
 
     def _sensitivity(self, cases: list[parity.Case]) -> parity.Sensitivity:
-        """Largest change of logits and states when inputs of products move by their last bits."""
-        moved_logits = moved_state = 0.0
+        """Largest change of logits and states when what is rounded at run time moves by its last bits."""
+        found = parity.Sensitivity(0.0, 0.0)
         for seed in range(_JITTERS):
-            with self.products(jitter=torch.Generator().manual_seed(seed)):
+            jitter = torch.Generator().manual_seed(seed)
+            products = nullcontext() if self.scheme.activations is None else self.products(jitter=jitter)
+            with self.net.jittered(jitter), products:
                 for case in cases:
-                    logits, state = self._run(case.tokens)
-                    moved_logits = max(moved_logits, float(np.abs(logits - case.logits).max()))
-                    for name, value in case.state.items():
-                        span = max(1.0, float(np.abs(value).max(initial=0)))
-                        moved_state = max(moved_state, float(np.abs(state[name] - value).max(initial=0)) / span)
-        return parity.Sensitivity(moved_logits, moved_state)
+                    found = found.widened(case, *self._run(case.tokens))
+        return found
 
     def _state(self, tokens: torch.Tensor) -> dict[str, NDArray[Any]]:
         state = empty_state(self.states)

@@ -60,6 +60,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         find_target(options.target).other_runtimes(folder)
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
+        compiler.use_caches(options.cache_form)
         target = find_target(options.target)
         recipe = options.recipe() | _improve(compiler, target, options, progress)
         multiple = target.chunk_multiple(compiler.states, options.os)
@@ -75,9 +76,13 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         )
         compiler.use_formats(Codebooks(checkpoint, options.schemes), target.folds_into_matrices(options.schemes))
         with progress.stage(f"lower to {target.name}"):
-            compiled = target.compile(compiler, compiler.states, checkpoint.geometry.head_vocab, folder, lowering)
+            compiled = target.compile(compiler, compiler.stored, checkpoint.geometry.head_vocab, folder, lowering)
         compiler.use_stored_weights(
-            compiled.weights, target.activations(options.schemes), target.half(options.schemes)
+            compiled.weights,
+            target.activations(options.schemes),
+            target.half(options.schemes),
+            # An evaluator keeps states as floats; what halves do is told by its rounded run.
+            options.cache_form if target.status == "verified-on-runtime" else "fp32",
         )
         equal = _compare_weights(target, folder, compiler, progress, options.target, "nothing was published")
         cases = compiler.reference(options.seed)
@@ -298,7 +303,7 @@ def _verify_new(
 ) -> dict[str, Any]:
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
     rounds = compiler.scheme.activations is not None
-    tolerance = parity.tolerance_of(str(options.schemes), compiler.sensitivity, rounds)
+    tolerance = parity.tolerance_of(str(options.schemes), compiler.sensitivity, rounds, compiler.scheme.cache)
     runner = target.open(folder)
     with progress.stage("verify", len(cases)) as task:
         measured = parity.compare(runner, cases, None, task.advance)
@@ -312,7 +317,7 @@ def _verify_new(
     path = folder / REFERENCE_NAME
     write_arrays(path, parity.pack(cases, options.seed))
     table["reference"] = asdict(file_info(folder, REFERENCE_NAME))
-    table["scheme_loss"] = compiler.scheme_loss
+    table["scheme_loss"], table["cache_loss"] = compiler.scheme_loss, compiler.cache_loss
     table["scheme"] = compiler.scheme.record()
     table["sensitivity"] = None if compiler.sensitivity is None else asdict(compiler.sensitivity)
     if isinstance(target, RoundsResults):

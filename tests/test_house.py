@@ -85,7 +85,9 @@ RUNTIMES = {
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-_OWN = {"onnx": ("codebook", "integers", "load_time"), "tflite": ("probes", "store"), "coreml": ("codebook", "store")}
+_OWN = {
+    "onnx": ("caches", "codebook", "integers", "load_time"), "tflite": ("probes", "store"), "coreml": ("codebook", "store")
+}
 LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
 
 #: Modules for all targets.

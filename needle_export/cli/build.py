@@ -10,6 +10,7 @@ import click
 from needle_export.cli.shared import define, integers, json_option, names, print_report, progress_of, quiet_option, rule
 from needle_export.config.options import (
     BUCKETS,
+    CACHE_FORMS,
     MAX_SEED,
     MIN_LAYERS,
     OPSETS,
@@ -49,6 +50,9 @@ from needle_export.config.options import (
                    "error of weights; calibrated, for the least error of outputs on the prompts of --calibrate.")
 @click.option("--calibrate", metavar="FILE",
               help='Prompts to calibrate with, one JSON object a line: {"text": "..."} or {"tokens": [...]}.')
+@click.option("--cache", type=click.Choice(CACHE_FORMS),
+              help="Number format of keys and values between steps; the target's own if left out: fp32 in ONNX and "
+                   "TFLite, fp16 in Core ML.")
 @click.option("--opset", type=click.Choice(OPSETS),
               help=f"ONNX operator set, {OPSETS[-1]} if left out; older ones run on older runtimes, at a cost that the "
                    "report states.")

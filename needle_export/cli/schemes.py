@@ -15,10 +15,10 @@ from needle_export.config.options import TARGETS
 @click.option("--target", type=click.Choice(TARGETS), help="Only this target's.")
 @json_option
 def command(target: str | None, as_json: bool) -> None:
-    """List the values of --weights.
+    """List the values of --weights and of --cache.
 
     For each target: how matrices and tables lie in its files, whether the inputs of products are rounded at run time,
-    or why the target can't hold the scheme.
+    how keys and values are kept between steps, or why the target can't hold a scheme or a format.
     """
     from needle_export.report.schemes import as_dict, render
 

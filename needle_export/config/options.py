@@ -43,6 +43,12 @@ COMPUTE_UNITS = ("all", "cpu", "cpu-gpu", "cpu-ne")
 ROUNDINGS = ("nearest", "search", "calibrated")
 """What ``--rounding`` takes: how matrices of integer blocks find their levels and scales."""
 
+CACHES = {t: tuple(c.name for c in schemes.CACHES if c.targets[t].form) for t in TARGETS}
+"""Formats of keys and values that each target can represent."""
+
+CACHE_FORMS = tuple(c.name for c in schemes.CACHES)
+"""Names that ``--cache`` takes: how keys and values are kept between steps."""
+
 BLOCK_SCHEMES = ("int8", "int4", "int2")
 """Schemes whose matrices can lie in blocks of integers."""
 
@@ -67,6 +73,7 @@ class BuildOptions:
         lora: an adapter file to merge first, or None.
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
+        cache: one of ``CACHE_FORMS``; None takes the target's own, the first that it has.
         rules: schemes for some of the weights, in order; the last that matches wins.
         rounding: one of ``ROUNDINGS``; None takes ``calibrated`` where there are prompts, else ``nearest``.
         calibrate: a file of prompts to calibrate with, or None.
@@ -94,6 +101,7 @@ class BuildOptions:
     rules: tuple[Rule, ...] = ()
     rounding: str | None = None
     calibrate: str | None = None
+    cache: str | None = None
     opset: int | None = None
     os: str | None = None
     buckets: tuple[int, ...] | None = None
@@ -112,6 +120,7 @@ class BuildOptions:
             self._check_scheme("--rule", rule.scheme)
         self._check_rounding()
         self._check_target_options()
+        self._check_cache()
         if self.layers is not None:
             _at_least("--layers", self.layers, MIN_LAYERS)
         _at_least("--context", self.context, 1)
@@ -126,6 +135,27 @@ class BuildOptions:
     def schemes(self) -> Rules:
         """What is stored as what."""
         return Rules(self.weights, self.rules)
+
+    @property
+    def cache_form(self) -> str:
+        """How keys and values are kept."""
+        assert self.cache is not None  # since __post_init__
+        return self.cache
+
+    def _check_cache(self) -> None:
+        # Before states the host keeps what the package computes in.
+        floats = self.target == "coreml" and self.os == SYSTEMS[0] and self.weights == "fp32"
+        known = ("fp32",) if floats else CACHES[self.target]
+        object.__setattr__(self, "cache", known[0] if self.cache is None else self.cache)
+        _one_of("--cache", self.cache, CACHE_FORMS)
+        if self.cache in known:
+            return
+        if floats:
+            raise UsageError("an ios17 package of fp32 computes in float32, and its host keeps that", where="--cache",
+                             fix="leave it out, or choose --weights fp16 or a newer --os")
+        held = next(c for c in schemes.CACHES if c.name == self.cache).targets[self.target]
+        raise UsageError(f"the {self.target} target has no caches of {self.cache}: {held.why_not}", where="--cache",
+                         fix=f"choose from {', '.join(CACHES[self.target])}, or another --target")
 
     def _check_scheme(self, option: str, name: str) -> None:
         _one_of(option, name, WEIGHTS)
@@ -187,7 +217,7 @@ class BuildOptions:
         """
         return {"target": self.target, "layers": self.layers, "context": self.context,
                 "weights": self.weights, "rules": [[r.pattern, r.scheme] for r in self.rules],
-                "rounding": self.rounding, "opset": self.opset, "os": self.os,
+                "rounding": self.rounding, "cache": self.cache, "opset": self.opset, "os": self.os,
                 "buckets": self.buckets and list(self.buckets),
                 "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
 

@@ -86,3 +86,41 @@ ALL = (
     }),
 )
 """In the order in which they are offered."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One value of ``--cache``.
+
+    Attributes:
+        name: as it is given.
+        what: keys and values are, between steps.
+        targets: by name.
+    """
+
+    name: str
+    what: str
+    targets: dict[str, Held]
+
+
+_HALF_STATES = "its states are half precision"
+_FLOAT_ROWS = "its graphs read the rows that a host writes as float32"
+
+CACHES = (
+    Cache("fp32", "as they are computed", {
+        "onnx": Held("float32"),
+        "tflite": Held("float32"),
+        "coreml": Held(why_not=f"{_HALF_STATES}, but with --os ios17 and --weights fp32, where it is float32"),
+    }),
+    Cache("fp16", "half precision", {
+        "onnx": Held("float16, widened where attention reads the rows in use"),
+        "tflite": Held(why_not=_FLOAT_ROWS),
+        "coreml": Held("float16"),
+    }),
+    Cache("int8", "symmetric integers with a scale for each head and position, rounded after rotation", {
+        "onnx": Held("int8 and a float32 scale, which multiplies scores and weights instead of rows"),
+        "tflite": Held(why_not=_FLOAT_ROWS),
+        "coreml": Held(why_not=_HALF_STATES),
+    }),
+)
+"""In the order in which they are offered; a target's own is the first that it has."""

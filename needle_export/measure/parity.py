@@ -52,6 +52,12 @@ class Sensitivity:
     logits: float
     state: float
 
+    def widened(self, case: Case, logits: Floats, state: Mapping[str, NDArray[Any]]) -> Sensitivity:
+        """With what another run of a case gave: logits [N, V], and state by name."""
+        moved = [float(np.abs(state[name] - value).max(initial=0)) / _span(value) for name, value in case.state.items()]
+        farthest = float(np.abs(logits - case.logits).max(initial=0))
+        return Sensitivity(max(self.logits, farthest), max(self.state, *moved, 0.0))
+
 
 #: Where both sides compute in float32, with the same numbers. Nothing here is loosened for one checkpoint.
 _FLOAT = 1e-4
@@ -62,33 +68,43 @@ _REASONS = {
 }
 _SAME = "the same rounded weights on both sides, widened to float32 before any arithmetic"
 
-#: What is allowed beyond the reference's own sensitivity, where inputs of products are rounded at run time.
+#: What is allowed beyond the reference's own sensitivity, where something is rounded at run time.
 SENSITIVITY_FACTOR = 2.0
 
 
-def tolerance_of(weights: str, sensitivity: Sensitivity | None, rounds_inputs: bool = False) -> Tolerance:
+def tolerance_of(
+    weights: str, sensitivity: Sensitivity | None, rounds_inputs: bool = False, cache: str = "fp32"
+) -> Tolerance:
     """The largest deviations allowed of a scheme.
 
     Args:
         weights: scheme.
-        sensitivity: of the reference, where inputs are rounded.
+        sensitivity: of the reference, where inputs or caches are rounded.
         rounds_inputs: whether the runtime rounds the inputs of products.
+        cache: what new rows of caches are rounded to.
 
-    A scheme that rounds the inputs of its products amplifies the last bit: a value at the edge of two levels falls to
-    the other one, which the next block's inputs feel. No bound that holds for every model follows from that; the
-    reference tells for this one, by how far its own results move with its last bit.
+    A scheme that rounds the inputs of its products, or keys and values, amplifies the last bit: a value at the edge of
+    two levels falls to the other one, which the next block's inputs feel. No bound that holds for every model follows
+    from that; the reference tells for this one, by how far its own results move with its last bits.
 
     Raises:
-        ValueError: the scheme rounds inputs, and no sensitivity is given.
+        ValueError: the scheme rounds at run time, and no sensitivity is given.
     """
-    if not rounds_inputs:
+    if not rounds_inputs and cache == "fp32":
         return Tolerance(_FLOAT, _FLOAT, _REASONS.get(weights, _SAME))
     if sensitivity is None:
         raise ValueError(f"{weights} needs the reference's sensitivity")
     logits, state = SENSITIVITY_FACTOR * sensitivity.logits, SENSITIVITY_FACTOR * sensitivity.state
+    what, moves = [], []
+    if rounds_inputs:
+        what.append("inputs of products are rounded to int8")
+        moves.append("its products' inputs do by one unit in the last place")
+    if cache != "fp32":
+        what.append(f"rows of caches are rounded to {cache}")
+        moves.append("rows of its caches do by 2^-20 of their greatest number")
     reason = (
-        "inputs of products are rounded to int8 at run time, so the last bit can move a value by a level: twice the"
-        " distance that the reference itself moves when its products' inputs do by one unit in the last place"
+        f"{' and '.join(what)} at run time, so the last bit can move a value by a level: twice the distance that the"
+        f" reference itself moves when {' and '.join(moves)}"
     )
     return Tolerance(max(logits, _FLOAT), max(state, _FLOAT), reason, 2 * logits)
 
@@ -99,7 +115,9 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
     Raises:
         BadInput: the scheme needs the reference's sensitivity, and the report doesn't give it.
     """
-    if not (table.get("scheme") or {}).get("activations"):
+    scheme = table.get("scheme") or {}
+    rounds, cache = bool(scheme.get("activations")), str(scheme.get("cache") or "fp32")
+    if not rounds and cache == "fp32":
         return tolerance_of(weights, None)
     try:
         moved = table["sensitivity"]
@@ -108,7 +126,7 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
         raise BadInput(
             f"the report doesn't tell how sensitive the {weights} reference is", where="parity", fix="build again"
         ) from fault
-    return tolerance_of(weights, sensitivity, True)
+    return tolerance_of(weights, sensitivity, rounds, cache)
 
 
 class Session(Protocol):
@@ -241,10 +259,14 @@ def compare(
                 raise VerificationFailed(
                     f"the state has shape {have.shape} instead of {want.shape}", where=name
                 )
-            scale = max(1.0, float(np.abs(want).max(initial=0)))
-            total.state_max_abs = max(total.state_max_abs, float(np.abs(have - want).max(initial=0)) / scale)
+            total.state_max_abs = max(total.state_max_abs, float(np.abs(have - want).max(initial=0)) / _span(want))
         done(1)
     return total
+
+
+def _span(state: NDArray[Any]) -> float:
+    """What a difference of a state is told in units of."""
+    return max(1.0, float(np.abs(state).max(initial=0)))
 
 
 def _add(total: Measured, case: Case, got: Floats, columns: NDArray[np.int64] | None) -> None:
@@ -282,6 +304,15 @@ def sqnr_db(signal: float, error: float) -> float:
 def finite(value: float) -> float | None:
     """A number for JSON, which has no infinity: None instead."""
     return value if math.isfinite(value) else None
+
+
+def loss(before: Floats, after: Floats) -> dict[str, float]:
+    """What a rounding does to a model, from its logits [N, V] without and with it."""
+    return {
+        "max_abs": float(np.abs(before - after).max()),
+        "kl": float(kl(before, after).mean()),
+        "argmax_equal": float((before.argmax(-1) == after.argmax(-1)).mean()),
+    }
 
 
 def kl(reference: Floats, other: Floats) -> NDArray[np.float64]:

@@ -6,7 +6,9 @@ Letters as in :mod:`needle_export.model.block`; V is the output vocabulary, L th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -98,6 +100,22 @@ class Needle(nn.Module):
         )
         half = torch.arange(0, geometry.qk_head_dim, 2, dtype=torch.float32) / geometry.qk_head_dim
         self.register_buffer("frequencies", 1.0 / (geometry.rope_theta**half))
+        #: What becomes of new keys (after rotation) and values [T, G, D] before anything reads them: what a cache of
+        #: fewer bits gives back. None while a step is traced: how rows are stored is a target's affair.
+        self.stored: Callable[..., Tensor] | None = None
+
+    @contextmanager
+    def jittered(self, generator: torch.Generator) -> Iterator[None]:
+        """While active, rows move by their last bits before a cache rounds them; where none does, nothing moves."""
+        calm = self.stored
+        self.stored = None if calm is None else partial(calm, jitter=generator)
+        try:
+            yield
+        finally:
+            self.stored = calm
+
+    def _as_stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (k, v) if self.stored is None else (self.stored(k), self.stored(v))
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
@@ -146,7 +164,7 @@ class Needle(nn.Module):
             visible = causal if not g.sliding_window or index in g.global_layers else local
 
             def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor = visible) -> Tensor:
-                return ref.attend(q, k, v, visible, g.qk_head_dim**-0.5)
+                return ref.attend(q, *self._as_stored(k, v), visible, g.qk_head_dim**-0.5)
 
             stream = layer(stream, cos, sin, self._site(index, keys, values), taps, attend)
             streams.append(stream)
@@ -227,7 +245,7 @@ class Needle(nn.Module):
                 q: Tensor, k: Tensor, v: Tensor, tag: str = f"{index:02d}", ring: bool = ring
             ) -> Tensor:
                 out, nxt[f"k_{tag}"], nxt[f"v_{tag}"] = ref.cached_attention(
-                    q, k, v, state[f"k_{tag}"], state[f"v_{tag}"], position, g.qk_head_dim**-0.5, ring
+                    q, *self._as_stored(k, v), state[f"k_{tag}"], state[f"v_{tag}"], position, g.qk_head_dim**-0.5, ring
                 )
                 return out
 

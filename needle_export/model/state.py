@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,11 @@ from torch import Tensor
 from needle_export.checkpoint.geometry import ENGRAM_CONV_TAPS, Geometry
 from needle_export.errors import UsageError
 from needle_export.graph.reference import PROBE_START
+
+_BYTES = {"float32": 4, "int64": 8, "float16": 2, "int8": 1}
+
+#: What a cache's elements are, by its form.
+_ELEMENTS = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class StateSpec:
         name: stable name, ``k_00`` to ``engram_history``.
         part: what it counts towards in the report (``keys``, ``values``, ``taps``, ``tokens``, ``engram``, ``probes``).
         shape: full size; caches have rows first ([S, G, D]).
-        dtype: ``float32`` or ``int64``.
+        dtype: ``float32`` or ``int64``; of a cache as an artifact keeps it, also ``float16`` or ``int8``.
         cache: whether rows are written in place by position (rows a host may bind partially).
         ring: whether the cache wraps (``position mod S``).
         layer: the layer it belongs to, or -1.
@@ -42,7 +47,7 @@ class StateSpec:
     @property
     def bytes(self) -> int:
         """Size at the full context in bytes."""
-        size = 8 if self.dtype == "int64" else 4
+        size = _BYTES[self.dtype]
         for dim in self.shape:
             size *= dim
         return size
@@ -110,6 +115,25 @@ def state_specs(geometry: Geometry, context: int, heads: tuple[str, ...] = ()) -
         ):
             specs.append(StateSpec(name, "probes", (*probes, width), head=head, initial=initial))
     return tuple(specs)
+
+
+def stored_states(specs: tuple[StateSpec, ...], form: str) -> tuple[StateSpec, ...]:
+    """The states as an artifact with caches of a form keeps them.
+
+    A cache of int8 [S, G, D] has a second one behind it, called ``_scale`` after it: float32 [S, G, 1].
+
+    Args:
+        form: of keys and values: ``fp32``, ``fp16`` or ``int8``.
+    """
+    kept: list[StateSpec] = []
+    for spec in specs:
+        if not spec.cache:
+            kept.append(spec)
+            continue
+        kept.append(replace(spec, dtype=_ELEMENTS[form]))
+        if form == "int8":
+            kept.append(replace(spec, name=f"{spec.name}_scale", shape=(*spec.shape[:-1], 1)))
+    return tuple(kept)
 
 
 def no_such_head(name: str, known: Iterable[str]) -> UsageError:

@@ -23,6 +23,7 @@ class Scheme:
         forms: (checkpoint tensor, layer, form) of weights stored in a form of ``weights.forms``.
         half: everything else is stored in half precision too, after constants were folded into it; the reference is
             then the fused program with those numbers, since no tensor of the checkpoint has them.
+        cache: what new keys and values are rounded to before anything reads them, a form of ``weights.caches``.
     """
 
     halves: tuple[tuple[str, int], ...] = ()
@@ -30,6 +31,12 @@ class Scheme:
     activations: Activations | None = None
     forms: tuple[tuple[str, int, str], ...] = ()
     half: bool = False
+    cache: str = "fp32"
+
+    @property
+    def rounds_at_run_time(self) -> bool:
+        """Whether anything is rounded that a model computes, so that its last bits decide between two levels."""
+        return self.activations is not None or self.cache != "fp32"
 
     def record(self) -> dict[str, Any]:
         """For the report."""
@@ -39,6 +46,7 @@ class Scheme:
             "activations": self.activations,
             "forms": [list(entry) for entry in self.forms],
             "half": self.half,
+            "cache": self.cache,
         }
 
     @classmethod
@@ -49,4 +57,5 @@ class Scheme:
             return tuple((str(source), int(layer)) for source, layer in record.get(key) or ())
 
         forms = tuple((str(s), int(n), str(form)) for s, n, form in record.get("forms") or ())
-        return cls(pairs("halves"), pairs("int8"), record.get("activations"), forms, bool(record.get("half")))
+        half, cache = bool(record.get("half")), str(record.get("cache") or "fp32")
+        return cls(pairs("halves"), pairs("int8"), record.get("activations"), forms, half, cache)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from needle_export.config.options import (
+    CACHE_FORMS,
+    CACHES,
     OLD_SYSTEM_SCHEMES,
     OWN_OPS_SCHEMES,
     SCHEMES,
@@ -16,6 +18,7 @@ from needle_export.config.options import (
     BuildOptions,
 )
 from needle_export.config.schemes import ALL
+from needle_export.config.schemes import CACHES as FORMATS
 from needle_export.errors import UsageError
 from tests.cli.conftest import Run
 
@@ -44,11 +47,29 @@ def test_what_is_listed_is_what_build_takes(run: Run, target: str) -> None:
     assert run("schemes", "--target", "nope").exit_code == 2
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_caches_that_are_listed_are_what_build_takes(run: Run, target: str) -> None:
+    listed = json.loads(run("schemes", "--target", target, "--json").stdout)["caches"]
+    assert tuple(c["name"] for c in listed) == CACHE_FORMS == tuple(c.name for c in FORMATS)
+    held = {c["name"]: c["targets"].pop(target) for c in listed}
+    assert not any(c["targets"] for c in listed)
+    for name, told in held.items():
+        assert bool(told["form"]) != bool(told["why_not"]) and not told["inputs"]
+        if told["form"]:
+            assert BuildOptions("c", Path("out"), target=target, cache=name).cache == name
+        else:
+            with pytest.raises(UsageError, match=f"no caches of {name}: {told['why_not']}"):
+                BuildOptions("c", Path("out"), target=target, cache=name)
+    own = BuildOptions("c", Path("out"), target=target).cache
+    assert own == CACHES[target][0] == {"coreml": "fp16"}.get(target, "fp32")
+
+
 def test_the_table(run: Run) -> None:
     page = run("schemes")
     assert page.exit_code == 0 and page.stdout.startswith("\nWeight schemes\n")
     words = " ".join(page.stdout.split())
     assert all(name in words for name in (*WEIGHTS, *TARGETS)) and "no: no kernel" in words
+    assert "Caches" in words and all(name in words for name in CACHE_FORMS)
     narrow = run("schemes", "--target", "coreml").stdout
     assert "coreml" in narrow and "onnx " not in narrow.splitlines()[2]
     assert set(WEIGHTS) - set(SCHEMES["coreml"]) == {"int2"}

@@ -20,12 +20,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "onnx.md"
 CONTEXT = 96
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def dist(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("onnx_loop")
     write_sample(folder / "s.safetensors", SMALL, 0)
     out = folder / "dist"
-    options = BuildOptions(str(folder / "s.safetensors"), out, context=CONTEXT, bench=False)
+    options = BuildOptions(str(folder / "s.safetensors"), out, context=CONTEXT, cache=request.param, bench=False)
     pipeline.build(options, NullProgress())
     return out
 

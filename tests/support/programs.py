@@ -59,15 +59,16 @@ def sample_checkpoint(folder: Path, geometry: Geometry, seed: int = 0) -> Checkp
 
 
 def compile_onnx(
-    checkpoint: Checkpoint, folder: Path, context: int, *, opset: int = 24, weights: str = "fp32"
+    checkpoint: Checkpoint, folder: Path, context: int, *, opset: int = 24, weights: str = "fp32", cache: str = "fp32"
 ) -> tuple[Compiler, Compiled]:
     """Lower a checkpoint into a folder, without verifying."""
     compiler = Compiler(checkpoint, context, NullProgress())
+    compiler.use_caches(cache)
     target = OnnxTarget()
     compiler.fold_into_matrices = target.folds_into_matrices(Rules(weights))
     options = LoweringOptions(Rules(weights), context, opset, compiler.max_chunk, {})
     compiled = target.compile(
-        compiler, compiler.states, checkpoint.geometry.head_vocab, folder, options
+        compiler, compiler.stored, checkpoint.geometry.head_vocab, folder, options
     )
     return compiler, compiled
 

@@ -16,7 +16,9 @@ import onnx_ir as ir
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode
+from needle_export.targets.onnx import caches
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref
+from needle_export.targets.onnx.caches import Rows
 from needle_export.targets.onnx.elementwise import Lowering
 from needle_export.targets.onnx.fused import positions
 
@@ -26,8 +28,8 @@ class _Call:
     """Queries, and the keys, values and mask that they meet; widths and counts of the heads."""
 
     q: FxNode
-    keys: ir.Value
-    values: ir.Value
+    keys: Rows
+    values: Rows
     mask: ir.Value
     scale: float
     groups: int
@@ -44,26 +46,30 @@ def cached_attention(b: Builder, n: FxNode) -> None:
     out_width = int(b.dims_of(v)[2] or 0)
     size = int(k_cache.meta["val"].shape[0])
     target = _target(b, position, size, ring)
-    keys, values = b.ref(k_cache).value, b.ref(v_cache).value
-    k_rows, v_rows = b.get(k) if b.rows != 1 else None, b.get(v)
+    keys, values = caches.bound(b, k_cache), caches.bound(b, v_cache)
+    v_rows = caches.as_stored(b, values, b.get(v))
     if ring and b.rows != 1:
         # The host binds one buffer in and out, so the old rows must be read before they are replaced. The
         # rows to write into come out of the copy that attention reads: nothing reads the buffer after that.
-        mask = _ring_mask(b, position, keys, size)
-        seen_keys = b.op("Concat", keys, k_rows, axis=0)
-        seen_values = b.op("Concat", values, v_rows, axis=0)
-        k_next = b.op("ScatterND", _old_rows(b, seen_keys, keys), target, k_rows)
-        v_next = b.op("ScatterND", _old_rows(b, seen_values, keys), target, v_rows)
+        mask = _ring_mask(b, position, keys.values, size)
+        k_rows = caches.as_stored(b, keys, b.get(k))
+        seen_keys = caches.behind_each_other(b, keys, k_rows)
+        seen_values = caches.behind_each_other(b, values, v_rows)
+        k_next = caches.written(b, _old_rows(b, seen_keys, keys), target, k_rows)
+        v_next = caches.written(b, _old_rows(b, seen_values, keys), target, v_rows)
     else:
-        mask = _mask(b, position, keys, ring)
+        mask = _mask(b, position, keys.values, ring)
         seen_keys = k_next = _write_keys(b, keys, k, target, groups)
-        seen_values = v_next = b.op("ScatterND", values, target, v_rows)
+        seen_values = v_next = caches.written(b, values, target, v_rows)
     heads = int(b.dims_of(q)[1] or 0)
     call = _Call(q, seen_keys, seen_values, mask, float(scale), groups, heads // groups, width, out_width)
     by_op = b.feature.attention and not b.feature.contrib
     out = _by_op(b, call) if by_op else _by_hand(b, call)
     cache_dims: tuple[Dims, Dims] = ((size, groups, width), (size, groups, out_width))
-    b.env[n] = (out, Ref(k_next, cache_dims[0]), Ref(v_next, cache_dims[1]))
+    b.env[n] = (out, Ref(k_next.values, cache_dims[0]), Ref(v_next.values, cache_dims[1]))
+    for cache in (k_next, v_next):
+        if cache.scales is not None:
+            caches.give_scales(b, cache.values, cache.scales)
     assert rows == b.rows
 
 
@@ -79,17 +85,16 @@ def _target(b: Builder, position: FxNode, size: int, ring: bool) -> ir.Value:
     return value
 
 
-def _old_rows(b: Builder, seen: ir.Value, keys: ir.Value) -> ir.Value:
+def _old_rows(b: Builder, seen: Rows, keys: Rows) -> Rows:
     """The cache's rows out of cache and new rows behind each other."""
-    key = ("bound rows", keys)
+    key = ("bound rows", keys.values)
     if key not in b.memo:
-        b.memo[key] = b.op("Shape", keys, start=0, end=1)
+        b.memo[key] = b.op("Shape", keys.values, start=0, end=1)
     first = b.constant([0], np.int64)
-    value: ir.Value = b.op("Slice", seen, first, b.memo[key], first)
-    return value
+    return caches.each(lambda part: b.op("Slice", part, first, b.memo[key], first), seen)
 
 
-def _write_keys(b: Builder, keys: ir.Value, k: FxNode, target: ir.Value, groups: int) -> ir.Value:
+def _write_keys(b: Builder, keys: Rows, k: FxNode, target: ir.Value, groups: int) -> Rows:
     ref = b.ref(k)
     if b.rows == 1 and len(ref.dims) == 4:
         # The rotation leaves [1, G, 1, D]: address each group's row, and no reshape is needed.
@@ -99,10 +104,8 @@ def _write_keys(b: Builder, keys: ir.Value, k: FxNode, target: ir.Value, groups:
             row = b.op("Expand", target, b.constant([groups, 1], np.int64))
             pairs = b.op("Concat", row, b.constant(group), axis=1)
             b.memo[key] = b.shaped(Ref(pairs, (groups, 2)), (1, groups, 1, 2))
-        written: ir.Value = b.op("ScatterND", keys, b.memo[key], ref.value)
-        return written
-    rows: ir.Value = b.op("ScatterND", keys, target, b.get(k))
-    return rows
+        return caches.written(b, keys, b.memo[key], caches.as_stored(b, keys, ref.value))
+    return caches.written(b, keys, target, caches.as_stored(b, keys, b.get(k)))
 
 
 def _mask(b: Builder, position: FxNode, keys: ir.Value, ring: bool) -> ir.Value:
@@ -151,7 +154,8 @@ def _additive(b: Builder, visible: ir.Value) -> ir.Value:
 
 def _by_hand(b: Builder, call: _Call) -> Ref:
     groups, share, width, out_width = call.groups, call.share, call.width, call.out_width
-    q, keys, values, mask, scale, heads = call.q, call.keys, call.values, call.mask, call.scale, groups * share
+    q, mask, scale, heads = call.q, call.mask, call.scale, groups * share
+    keys, values = caches.widened(b, call.keys), caches.widened(b, call.values)
     if b.rows == 1:
         folded = b.get(q, (groups, share, width))
     else:
@@ -162,6 +166,7 @@ def _by_hand(b: Builder, call: _Call) -> Ref:
     else:
         scaled = b.op("Mul", folded, b.constant(scale, np.float32))
         scores = b.op("MatMul", scaled, b.op("Transpose", keys, perm=[1, 2, 0]))
+    scores = caches.scaled(b, scores, call.keys)
     if b.rows != 1:
         # [G, R*T, s] as [H, T, s]: the mask is a row's, whichever head asks.
         shape = b.op("Concat", b.constant([heads], np.int64), b.op("Shape", mask), axis=0)
@@ -171,6 +176,7 @@ def _by_hand(b: Builder, call: _Call) -> Ref:
         last = b.op("Shape", mask, start=1, end=2)
         shape = b.op("Concat", b.constant([groups, -1], np.int64), last, axis=0)
         weights = b.op("Reshape", weights, shape)
+    weights = caches.scaled(b, weights, call.values)
     if b.feature.contrib:
         out = b.op("FusedMatMul", weights, values, domain=MICROSOFT, transBatchB=1)
     else:
@@ -184,8 +190,8 @@ def _by_hand(b: Builder, call: _Call) -> Ref:
 def _by_op(b: Builder, call: _Call) -> Ref:
     """The standard op of opset 23, which takes unequal widths and grouped heads."""
     groups, width, out_width, heads = call.groups, call.width, call.out_width, call.groups * call.share
-    flat_keys = b.op("Reshape", call.keys, b.constant([1, -1, groups * width], np.int64))
-    flat_values = b.op("Reshape", call.values, b.constant([1, -1, groups * out_width], np.int64))
+    flat_keys = b.op("Reshape", caches.floats(b, call.keys), b.constant([1, -1, groups * width], np.int64))
+    flat_values = b.op("Reshape", caches.floats(b, call.values), b.constant([1, -1, groups * out_width], np.int64))
     out = b.op(
         "Attention",
         b.get(call.q, (1, b.rows, heads * width)),

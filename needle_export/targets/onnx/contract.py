@@ -9,6 +9,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+#: What the name of a cache's scales ends in, behind the cache's own.
+SCALE = "_scale"
+
 #: Keys of ``metadata_props``.
 STATE_KEY = "needle.state"
 CONTEXT_KEY = "needle.context"
@@ -38,7 +41,7 @@ def ports(states: tuple[Any, ...], vocab: int, rows: int | None) -> tuple[dict[s
     outputs = {"logits": Port("logits", (count, vocab), "float", "next-token logits of every new position")}
     for spec in states:
         shape, doc = _layout(spec)
-        dtype = "int64" if spec.dtype == "int64" else "float"
+        dtype = "float" if spec.dtype == "float32" else spec.dtype
         inputs[spec.name] = Port(spec.name, shape, dtype, doc)
         outputs[f"{spec.name}_next"] = Port(f"{spec.name}_next", shape, dtype, doc)
     return inputs, outputs
@@ -46,9 +49,10 @@ def ports(states: tuple[Any, ...], vocab: int, rows: int | None) -> tuple[dict[s
 
 def _layout(spec: Any) -> tuple[tuple[int | str, ...], str]:
     if spec.cache:
+        of = "scales of the " if spec.name.endswith(SCALE) else ""
         rows, what = ("W", "ring") if spec.ring else ("S", "cache")
         doc = (
-            f"{spec.part} {what} of block {spec.layer}, row (position mod {spec.shape[0]}); bind any number of"
+            f"{of}{spec.part} {what} of block {spec.layer}, row (position mod {spec.shape[0]}); bind any number of"
             f" rows from position + T up to {spec.shape[0]}, and the same buffer as output"
         )
         return (rows, *spec.shape[1:]), doc

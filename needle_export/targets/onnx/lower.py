@@ -9,9 +9,9 @@ import onnx_ir as ir
 from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
-from needle_export.targets.onnx import attention, codebook, elementwise, fused
+from needle_export.targets.onnx import attention, caches, codebook, elementwise, fused
 from needle_export.targets.onnx.builder import MICROSOFT, Builder, Dims, Ref, features
-from needle_export.targets.onnx.contract import Port
+from needle_export.targets.onnx.contract import SCALE, Port
 from needle_export.targets.onnx.load_time import computed
 from needle_export.targets.onnx.store import Weights
 
@@ -48,17 +48,15 @@ def lower(
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in inputs:
             port = inputs[node.name]
-            value = ir.Value(
-                name=port.name,
-                shape=ir.Shape(port.shape),
-                type=ir.TensorType(ir.DataType[port.dtype.upper()]),
-                doc_string=port.doc,
-            )
+            value = _input(port)
             dims: Dims = b.dims_of(node)
             if node.name not in ("tokens", "position", "token_history"):
                 dims = tuple(d if isinstance(d, int) else None for d in port.shape)
             b.env[node] = Ref(value, dims)
             graph_inputs.append(value)
+            if node.name + SCALE in inputs:
+                graph_inputs.append(_input(inputs[node.name + SCALE]))
+                caches.give_scales(b, value, graph_inputs[-1])
     results: tuple[FxNode, ...] = ()
     streams = {node: index for index, node in program.streams.items()}
     for node in program.graph.nodes:
@@ -79,7 +77,11 @@ def lower(
         port = outputs[output]
         ref = b.ref(result)
         value = b.get(result) if output in ("logits", "token_history_next") else ref.value
+        scales = caches.scales_of(b, value)
         graph_outputs.append(_output(b, value, port))
+        if scales is not None:
+            name_of_cache = output.removesuffix("_next")
+            graph_outputs.append(_output(b, scales, outputs[f"{name_of_cache}{SCALE}_next"]))
     imports = {"": opset}
     if any(n.domain == MICROSOFT for n in b.nodes):
         imports[MICROSOFT] = 1
@@ -95,6 +97,11 @@ def lower(
     model = ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="needle-export")
     model.metadata_props.update(metadata)
     return model
+
+
+def _input(port: Port) -> ir.Value:
+    kind = ir.TensorType(ir.DataType[port.dtype.upper()])
+    return ir.Value(name=port.name, shape=ir.Shape(port.shape), type=kind, doc_string=port.doc)
 
 
 def _output(b: Builder, value: ir.Value, port: Port) -> ir.Value:

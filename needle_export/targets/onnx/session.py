@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from needle_export.errors import BadInput, Unsupported, UsageError
 from needle_export.targets.base import Floats, Tokens
-from needle_export.targets.onnx.contract import FILES
+from needle_export.targets.onnx.contract import FILES, SCALE
 
 #: Cache rows are bound in multiples of this many, so that shapes stay put for that many steps.
 ROW_STEP = 64
 
-#: Floats in a cache line; arrays in a pool start on one.
-_LINE = 16
-
-_DTYPES: dict[str, Any] = {"float32": np.float32, "int64": np.int64}
+#: Bytes in a cache line; arrays in a pool start on one.
+_LINE = 64
 
 
 class OnnxRunner:
@@ -79,10 +77,12 @@ class OnnxRunner:
         """Forget the sequence: zero the state."""
         self.position = 0
         if not hasattr(self, "caches"):
-            self.caches = _pooled({s["name"]: (s["rows"], *s["shape"][1:]) for s in self.layout if s["cache"]})
+            self.caches = _pooled(
+                {s["name"]: ((s["rows"], *s["shape"][1:]), np.dtype(s["dtype"])) for s in self.layout if s["cache"]}
+            )
             # Small states are read and written in the same step, so they alternate between two buffers.
             self.small = {
-                s["name"]: [np.zeros(s["shape"], _DTYPES[s["dtype"]]) for _ in range(2)]
+                s["name"]: [np.zeros(s["shape"], s["dtype"]) for _ in range(2)]
                 for s in self.layout
                 if not s["cache"]
             }
@@ -125,12 +125,16 @@ class OnnxRunner:
         return logits
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """State by name in the reference's layout; caches cut to the rows in use."""
+        """State by name in the reference's layout; caches cut to the rows in use, and what they stand for."""
         found: dict[str, NDArray[Any]] = {}
         for spec in self.layout:
             name = spec["name"]
             if spec["cache"]:
-                found[name] = self.caches[name][: min(self.position, spec["rows"])]
+                if name.endswith(SCALE):
+                    continue
+                rows = self.caches[name][: min(self.position, spec["rows"])].astype(np.float32)
+                scales = self.caches.get(name + SCALE)
+                found[name] = rows if scales is None else rows * scales[: len(rows)]
             else:
                 value = self.small[name][self.turn]
                 found[name] = value if spec["part"] == "tokens" else value[0].T
@@ -183,14 +187,15 @@ class OnnxRunner:
         self.turn = 1 - self.turn
 
 
-def _pooled(shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]:
+def _pooled(wanted: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, NDArray[Any]]:
     """Zeroed arrays in one allocation: large enough for huge pages, which a strided reader of caches feels."""
-    starts, end = {}, 0
-    for name, shape in shapes.items():
-        starts[name] = end
-        end += -(-int(np.prod(shape)) // _LINE) * _LINE
-    pool = np.zeros(end, np.float32)
-    return {name: pool[starts[name] :][: int(np.prod(shape))].reshape(shape) for name, shape in shapes.items()}
+    places, end = {}, 0
+    for name, (shape, dtype) in wanted.items():
+        size = int(np.prod(shape)) * dtype.itemsize
+        places[name] = slice(end, end + size)
+        end += -(-size // _LINE) * _LINE
+    pool = np.zeros(end, np.uint8)
+    return {name: pool[places[name]].view(dtype).reshape(shape) for name, (shape, dtype) in wanted.items()}
 
 
 def open_session(path: Path, threads: int, inner: bool = False) -> Any:

@@ -72,11 +72,24 @@ def test_every_target_has_schemes_that_weights_names() -> None:
             assert BuildOptions("x", OUT, target, weights=scheme).weights == scheme
 
 
+def test_a_core_ml_host_without_states_keeps_what_the_package_computes_in() -> None:
+    old: dict[str, Any] = {"target": "coreml", "os": "ios17"}
+    assert BuildOptions("x", OUT, **old).cache == BuildOptions("x", OUT, **old, cache="fp32").cache == "fp32"
+    assert BuildOptions("x", OUT, **old, weights="fp16").cache == "fp16"
+    with pytest.raises(UsageError, match="ios17 package of fp32 computes in float32"):
+        BuildOptions("x", OUT, **old, cache="fp16")
+    with pytest.raises(UsageError, match="states are half precision"):
+        BuildOptions("x", OUT, **old, weights="fp16", cache="fp32")
+    with pytest.raises(UsageError, match="no 'int4'"):
+        BuildOptions("x", OUT, cache="int4")
+
+
 def test_the_recipe_is_what_decides_the_bytes() -> None:
     recipe = BuildOptions("x", OUT, threads=2, bench=False).recipe()
     assert recipe == BuildOptions("y", Path("other"), threads=1).recipe()
     assert recipe == json.loads(json.dumps(recipe))
-    for change in (TFLITE, {"layers": 3}, {"context": 7}, {"weights": "fp16"}, {"opset": 21}, {"seed": 1}):
+    changes = ({"layers": 3}, {"context": 7}, {"weights": "fp16"}, {"opset": 21}, {"seed": 1}, {"cache": "int8"})
+    for change in (TFLITE, *changes):
         assert BuildOptions("x", OUT, **change).recipe() != recipe
     recipe = BuildOptions("x", OUT, **TFLITE).recipe()
     assert recipe == json.loads(json.dumps(recipe))

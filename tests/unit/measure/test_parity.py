@@ -57,6 +57,29 @@ def test_a_report_gives_the_tolerance_of_its_build() -> None:
     assert parity.recorded_tolerance("int8", {}) == tolerance_of("int8", None)
 
 
+def test_rounded_caches_need_a_sensitivity_too() -> None:
+    with pytest.raises(ValueError, match="fp32 needs the reference's sensitivity"):
+        tolerance_of("fp32", None, cache="int8")
+    alone, both = tolerance_of("fp32", MOVED, cache="fp16"), tolerance_of("int8", MOVED, True, "int8")
+    assert (alone.logits, alone.state, alone.ties) == (both.logits, both.state, both.ties) == (0.02, 0.006, 0.04)
+    assert "rounded to fp16" in alone.reason and "inputs of products" not in alone.reason
+    assert "inputs of products" in both.reason and "2^-20" in both.reason
+    scheme = {"activations": None, "cache": "fp16"}
+    table = {"sensitivity": dataclasses.asdict(MOVED), "scheme": scheme}
+    assert parity.recorded_tolerance("fp32", table) == alone
+    with pytest.raises(BadInput, match="how sensitive"):
+        parity.recorded_tolerance("fp32", {"scheme": scheme})
+
+
+def test_a_sensitivity_is_the_farthest_of_all_runs() -> None:
+    logits = some_logits()
+    state = {"k": np.array([2.0, -4.0], np.float32), "v": np.zeros(0, np.float32)}
+    first = Sensitivity(0.0, 0.0).widened(case(logits, state=state), logits + 0.5, state)
+    assert first == Sensitivity(0.5, 0.0)
+    second = first.widened(case(logits, state=state), logits, {**state, "k": np.array([2.0, -5.0], np.float32)})
+    assert second == Sensitivity(0.5, 0.25)
+
+
 def test_margins_are_between_the_two_best() -> None:
     logits = np.array([[1.0, 4.0, 2.5, -9.0], [3.0, 3.0, 1.0, 0.0], [-1.0, -2.0, -1.5, -8.0]], np.float32)
     assert margins(logits).tolist() == [1.5, 0.0, 0.5]

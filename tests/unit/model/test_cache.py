@@ -17,7 +17,7 @@ from needle_export.checkpoint.geometry import PUBLISHED, SMALL, Geometry
 from needle_export.checkpoint.sample import make_sample
 from needle_export.errors import UsageError
 from needle_export.model.network import Needle
-from needle_export.model.state import StateSpec, cache_rows, empty_state, state_bytes, state_specs
+from needle_export.model.state import StateSpec, cache_rows, empty_state, state_bytes, state_specs, stored_states
 
 CONTEXT, LENGTH, WINDOW = 256, 200, 16
 Run = Callable[[str], tuple[Tensor, dict[str, Tensor]]]
@@ -207,6 +207,18 @@ def test_state_bytes(name: str, context: int) -> None:
         parts[spec.part] = parts.get(spec.part, 0) + spec.bytes
     assert state_bytes(specs) == {**parts, "total": sum(parts.values())}
     assert parts == {key: value for key, value in expected_bytes(geometry, context).items() if value}
+
+
+def test_stored_states_have_the_bytes_of_their_form() -> None:
+    specs = state_specs(PUBLISHED, 2048)
+    assert stored_states(specs, "fp32") == specs
+    plain, half, int8 = (state_bytes(stored_states(specs, form)) for form in ("fp32", "fp16", "int8"))
+    rows = 2 * (16 * 1024 + 4 * 2048)
+    assert (half["keys"], half["values"]) == (2 * rows * 48, 2 * rows * 64)
+    assert (int8["keys"], int8["values"]) == (rows * (48 + 4), rows * (64 + 4))
+    assert all(plain[p] == half[p] == int8[p] for p in plain.keys() - {"keys", "values", "total"})
+    names = [s.name for s in stored_states(specs, "int8")][:5]
+    assert names == ["k_00", "k_00_scale", "v_00", "v_00_scale", "k_01"]
 
 
 def expected_bytes(g: Geometry, context: int) -> dict[str, int]:
