@@ -85,10 +85,8 @@ RUNTIMES = {
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-_OWN = {
-    "onnx": ("caches", "codebook", "integers", "load_time"), "tflite": ("probes", "store"), "coreml": ("codebook", "store")
-}
-LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, names in _OWN.items() for name in (*_LOWERING, *names))
+_OWN = {"onnx": "caches codebook integers load_time", "tflite": "probes store", "coreml": "codebook store"}
+LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, own in _OWN.items() for name in (*_LOWERING, *own.split()))
 
 #: Modules for all targets.
 COMMON = ("base", "claims", "constants", "matrices", "ports", "quiet", "views")

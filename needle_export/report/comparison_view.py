@@ -12,7 +12,7 @@ from needle_export.report.units import plural, small
 from needle_export.report.view import Section
 
 #: Figures that JSON and the notes have, and the table has no room for.
-_LEFT_OUT = ("runtime_rss", "load_rss_all", "artifact_kl")
+_LEFT_OUT = ("runtime_rss", "load_rss_all", "cache_kl", "artifact_kl")
 
 _SHOWN = tuple(metric for metric in METRICS if metric.name not in _LEFT_OUT)
 

@@ -1,7 +1,7 @@
 """The figures of an artifact by name: what compares artifacts, bounds them or charts them reads a report here.
 
-A figure has a unit and a value, or the reason why it has none. Two losses stand apart and are never added up: what a
-scheme does to the float model, and what the artifact adds to that.
+A figure has a unit and a value, or the reason why it has none. Three losses stand apart and are never added up: what a
+scheme does to the float model, what rounded caches do on top, and what the artifact adds to both.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ METRICS = (
     Metric("prefill", "prefill", "tokens/s", True, "reading a prompt, at the median"),
     Metric("kl", "KL", "nats", False, "float to scheme: mean divergence of the predictions, on the reference"),
     Metric("token_agreement", "tokens equal", "share", True, "float to scheme: equal predictions, on the reference"),
+    Metric("cache_kl", "cache KL", "nats", False,
+           "scheme with float caches to scheme with its own: mean divergence of the predictions, on the reference"),
     Metric("artifact_error", "export error", "logit", False,
            "scheme to artifact: largest difference of a logit from the reference of the same numbers"),
     Metric("artifact_kl", "export KL", "nats", False,
@@ -71,7 +73,9 @@ METRICS = (
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 
-NO_SCHEME = "no scheme: nothing was rounded"
+NO_SCHEME = "no scheme: no weight was rounded"
+
+FLOAT_CACHES = "the reference keeps keys and values in float32"
 
 
 def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) -> dict[str, Value]:
@@ -87,6 +91,7 @@ def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) ->
         **_memory(artifact),
         **_latency(artifact, prompt),
         **_scheme_loss(artifact.parity),
+        "cache_kl": _cache_loss(artifact.parity),
         **_own_error(artifact.parity),
     }
     return {metric.name: found[metric.name] for metric in METRICS}
@@ -153,6 +158,13 @@ def _scheme_loss(parity: Mapping[str, object]) -> dict[str, Value]:
     if loss is None:
         return {name: _value(name, exact, NO_SCHEME) for name, (_, exact) in names.items()}
     return {name: _number(name, loss, key) for name, (key, _) in names.items()}
+
+
+def _cache_loss(parity: Mapping[str, object]) -> Value:
+    if "cache_loss" not in parity:
+        return _value("cache_kl", None, "the report doesn't tell what caches cost")
+    loss = parity["cache_loss"]
+    return _value("cache_kl", 0.0, FLOAT_CACHES) if loss is None else _number("cache_kl", loss, "kl")
 
 
 def _own_error(parity: Mapping[str, object]) -> dict[str, Value]:

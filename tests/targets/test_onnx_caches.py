@@ -54,7 +54,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("cache", KINDS)
-@pytest.mark.parametrize(("name", "opset"), [("small", 23), ("small", 21), ("no_taps", 24), ("no_engram", 24)])
+@pytest.mark.parametrize(("name", "opset"), [("small", 23), ("small", 21), ("no_taps", 24)])
 def test_artifact_equals_reference(cache: str, name: str, opset: int, tmp_path: Path) -> None:
     made = Made(tmp_path, VARIANTS[name], cache, opset)
     measured = made.deviation()
@@ -118,10 +118,8 @@ def test_the_contract_says_what_is_bound(made: Made) -> None:
     assert parts["keys"] + parts["values"] == held < total
 
 
-def test_levels_in_the_cache_are_those_of_the_rows(made: Made) -> None:
+def test_numbers_in_the_cache_are_those_of_the_rows(made: Made) -> None:
     """Written in place, one row a step, and a level is its row's own."""
-    if made.compiler.scheme.cache != "int8":
-        pytest.skip("halves have no levels")
     runner, ids = OnnxRunner(made.folder), tokens(SMALL, 24)
     runner.feed(ids[:20])
     before = {name: array.copy() for name, array in runner.caches.items()}
@@ -132,6 +130,9 @@ def test_levels_in_the_cache_are_those_of_the_rows(made: Made) -> None:
     for name, rows in runner.state().items():
         if name.startswith(("k_", "v_")):
             used = len(rows)
+            if made.compiler.scheme.cache == "fp16":
+                assert np.array_equal(rows.astype(np.float16), runner.caches[name][:used])
+                continue
             levels, scales = quantize_rows(torch.from_numpy(rows))
             assert np.array_equal(levels.numpy(), runner.caches[name][:used])
             np.testing.assert_allclose(scales.numpy(), runner.caches[f"{name}_scale"][:used], rtol=3e-7)

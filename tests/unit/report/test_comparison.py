@@ -82,8 +82,8 @@ def test_artifacts_are_marked_by_size_and_scheme_loss_alone() -> None:
 def test_a_float_build_is_without_loss_and_is_beaten_by_a_smaller_one_without() -> None:
     found = compare([("fp32", built(400, None, parity={"scheme_loss": None})), ("fp16", built(200, 0.0))])
     assert marks(found) == {"fp16": True, "fp32": False}
-    assert note(found, "no scheme: nothing was rounded: ") == \
-        "no scheme: nothing was rounded: KL, tokens equal of fp32"
+    assert note(found, "no scheme: no weight was rounded: ") == \
+        "no scheme: no weight was rounded: KL, tokens equal of fp32"
 
 
 def test_an_unknown_loss_is_not_marked_and_said_so() -> None:

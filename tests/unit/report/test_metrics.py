@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from needle_export.report.measured import Latency
-from needle_export.report.metrics import METRICS, NO_SCHEME, Value, metrics_of, prompts
+from needle_export.report.metrics import FLOAT_CACHES, METRICS, NO_SCHEME, Value, metrics_of, prompts
 from needle_export.report.schema import Artifact
 from tests.support.reports import make_artifact, make_report
 
@@ -31,11 +31,11 @@ def latency(**changes: Any) -> Latency:
 
 
 def test_every_figure_is_read_from_its_place() -> None:
-    found = figures(artifact(scheme_loss=LOSS))
+    found = figures(artifact(scheme_loss=LOSS, cache_loss={**LOSS, "kl": 0.002}))
     assert {name: value.value for name, value in found.items()} == {
         "size": 2148, "state": 700, "load_rss": 128_000_000, "load_rss_all": 221_000_000, "runtime_rss": 49_000_000,
-        "decode": 2.5, "prefill": 3200.0, "kl": 0.08, "token_agreement": 0.75, "artifact_error": 1.25e-6,
-        "artifact_kl": 3e-9}
+        "decode": 2.5, "prefill": 3200.0, "kl": 0.08, "token_agreement": 0.75, "cache_kl": 0.002,
+        "artifact_error": 1.25e-6, "artifact_kl": 3e-9}
     assert list(found) == [metric.name for metric in METRICS]
     assert all(found[metric.name].unit == metric.unit and not found[metric.name].why for metric in METRICS)
 
@@ -43,6 +43,13 @@ def test_every_figure_is_read_from_its_place() -> None:
 def test_without_a_scheme_the_loss_is_nothing_by_definition() -> None:
     found = figures(artifact(scheme_loss=None))
     assert (found["kl"], found["token_agreement"]) == (Value(0.0, "nats", NO_SCHEME), Value(1.0, "share", NO_SCHEME))
+
+
+def test_what_caches_cost_is_a_number_of_its_own() -> None:
+    plain, rounded = figures(artifact(scheme_loss=LOSS)), figures(artifact(scheme_loss=LOSS, cache_loss=LOSS))
+    assert plain["cache_kl"].value is None and "doesn't tell" in plain["cache_kl"].why
+    assert figures(artifact(cache_loss=None))["cache_kl"] == Value(0.0, "nats", FLOAT_CACHES)
+    assert {name for name in plain if plain[name] != rounded[name]} == {"cache_kl"}
 
 
 @pytest.mark.parametrize("parity", [{}, {"scheme_loss": {}}, {"scheme_loss": "little"},
