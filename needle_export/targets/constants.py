@@ -23,7 +23,7 @@ def digest(data: NDArray[Any]) -> str:
 
 def piece(weight: Weight, name: str, data: NDArray[np.float32], parts: Iterable[Part]) -> Weight:
     """A part of a merged weight, or several weights in one, as a weight of its own."""
-    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded)
+    return Weight(name, torch.from_numpy(data), tuple(parts), weight.folded, uncoded=weight.uncoded)
 
 
 def is_constant(parts: tuple[Part, ...]) -> bool:
