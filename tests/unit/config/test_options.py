@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from needle_export.config.options import OPSETS, SCHEMES, TARGETS, WEIGHTS, BuildOptions
+from needle_export.config.rules import Rule
 from needle_export.errors import UsageError
 
 OUT = Path("dist")
@@ -41,6 +42,13 @@ TFLITE = {"target": "tflite"}
     ({"seed": -1}, "--seed: -1 isn't between"),
     ({"seed": 2**32}, "--seed: 4294967296 isn't between"),
     ({"keep_confidence": True}, "--keep-confidence: there is no adapter"),
+    ({"rounding": "best"}, "--rounding: there is no 'best'; choose from nearest, search, calibrated"),
+    ({"rounding": "calibrated", "weights": "int4"}, "--rounding: there are no prompts to calibrate with; give"
+     " --calibrate FILE"),
+    ({"rounding": "search", "calibrate": "p", "weights": "int4"}, "--calibrate: search rounding looks at no prompts"),
+    ({"rounding": "nearest", "calibrate": "p", "weights": "int4"}, "--calibrate: nearest rounding looks at no prompts"),
+    ({"rounding": "search"}, "--rounding: fp32 has no blocks of integers to round; leave it out, or choose one of"),
+    ({"calibrate": "p", "weights": "codebook"}, "--rounding: codebook has no blocks of integers to round"),
 ])
 def test_impossible_choices_are_named(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -51,6 +59,13 @@ def test_impossible_choices_are_named(change: dict[str, Any], sentence: str) -> 
 def test_possible_choices_are_taken() -> None:
     BuildOptions("x", OUT, layers=2, lora="l", keep_confidence=True, context=1, seed=2**32 - 1, opset=21)
     BuildOptions("x", OUT, "tflite", context=64, weights="int8", buckets=(2, 64), heads=("confidence",))
+
+
+def test_prompts_mean_calibrated_rounding_and_nothing_means_nearest() -> None:
+    assert BuildOptions("x", OUT).rounding == "nearest"
+    assert BuildOptions("x", OUT, weights="int4", calibrate="p").rounding == "calibrated"
+    mixed = BuildOptions("x", OUT, rules=(Rule("content", "int8"),), rounding="search")
+    assert mixed.rounding == "search" and mixed.recipe()["rounding"] == "search"
 
 
 def test_the_newest_opset_is_meant_where_none_is_given() -> None:
