@@ -126,5 +126,7 @@ def test_a_fault_is_located_where_the_prompt_is_longer_than_a_chunk(tmp_path, mo
         return store(self, name, array * np.float32(1.5) if name == "layers.1.mlp.w2b" else array, *rest)
 
     monkeypatch.setattr(WeightFile, "add", damaged)
+    # The comparison of matrices would name the tensor before anything runs.
+    monkeypatch.setattr(pipeline, "_compare_weights", lambda *_: None)
     with pytest.raises(VerificationFailed, match="in prefill, block 1"):
         build(path, tmp_path / "dist", context=40)

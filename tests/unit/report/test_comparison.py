@@ -90,7 +90,7 @@ def test_an_unknown_loss_is_not_marked_and_said_so() -> None:
     found = compare([("a", built(1, None)), ("b", built(2, 0.1))])
     assert marks(found) == {"a": None, "b": True}
     assert note(found, "can't be marked") == "can't be marked, as the loss is unknown: a"
-    assert note(found, "the report doesn't tell").endswith(": KL, tokens equal of a")
+    assert note(found, "the report doesn't tell what the scheme").endswith(": KL, tokens equal of a")
     assert not any("can't be marked" in text for text in compare([("b", built(2, 0.1))]).notes)
 
 
