@@ -49,7 +49,7 @@ type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
 
 bench: $(FULL_STAMP) ## Measure targets against plain conversions and needle-rs, and Core ML builds
 	$(BIN)/python -m tests.benchmarks.onnx
-	$(BIN)/python -m tests.benchmarks.needle_rs --weights int4
+	$(BIN)/python -m tests.benchmarks.needle_rs --target onnx,tflite --weights int4
 	$(BIN)/python -m tests.benchmarks.tflite --weights fp32,int8
 	$(BIN)/python -m tests.benchmarks.coreml --weights fp32,fp16,int4
 
