@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from needle_export.checkpoint.checkpoint import Checkpoint
+from needle_export.checkpoint.cq import index_bits
 from needle_export.config.rules import Rules
 from needle_export.errors import UsageError
 from needle_export.graph.program import Part, Weight
@@ -102,7 +103,7 @@ class Codebooks:
         packed = [[self._packed[n] for n in row] for row in names]
         if any(p.in_pad != p.shape[1] for row in packed for p in row):
             return f"its rows aren't whole groups of {packed[0][0].group} columns"
-        codes = [[Codes(2 if p.bits == 5 else p.bits, p.indices(), p.norms, p.codebook, True) for p in row]
+        codes = [[Codes(index_bits(p.bits), p.indices(), p.norms, p.codebook, True) for p in row]
                  for row in packed]
         below = [list(site) for site in zip(*codes, strict=True)]
         if parts[0].source.endswith("/embedding"):

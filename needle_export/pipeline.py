@@ -62,7 +62,6 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         compiler.use_caches(options.cache_form)
         target = find_target(options.target)
-        recipe = options.recipe() | _improve(compiler, target, options, progress)
         multiple = target.chunk_multiple(compiler.states, options.os)
         lowering = LoweringOptions(
             options.schemes,
@@ -75,6 +74,8 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             options.os,
         )
         compiler.use_formats(Codebooks(checkpoint, options.schemes), target.folds_into_matrices(options.schemes))
+        # After everything that can be refused: it may take minutes.
+        recipe = options.recipe() | _improve(compiler, target, options, progress)
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.stored, checkpoint.geometry.head_vocab, folder, lowering)
         compiler.use_stored_weights(

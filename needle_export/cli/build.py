@@ -27,7 +27,7 @@ from needle_export.config.options import (
         "build needle3.safetensors --target tflite --weights int8 --buckets 64,128 --out dist/",
         "build needle3.safetensors --target coreml --weights fp16 --os ios18 --out dist/",
         "build needle3.safetensors --weights int4 --calibrate prompts.jsonl --out dist/",
-        "build needle3.safetensors --weights int4 --rule content=int8 --rule 'engrams/*=int4' --out dist/",
+        "build needle3.safetensors --weights int4 --rule content=int8 --rule engrams/embedding=int2 --out dist/",
         "build hf:Cactus-Compute/needle3 --target onnx --weights fp16 --context 2048 --out dist/ --json")
 @click.argument("checkpoint")
 @click.option("--target", type=click.Choice(TARGETS), default="onnx", show_default=True,
@@ -40,8 +40,8 @@ from needle_export.config.options import (
 @click.option("--context", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N",
               help="Tokens that the caches hold.")
 @click.option("--weights", type=click.Choice(WEIGHTS), default="fp32", show_default=True,
-              help="Number format of stored weights. Arithmetic is fp32 in ONNX and TFLite, but products with int8 are "
-                   "of integers; in Core ML it is fp16 for all but fp32.")
+              help="Number format of stored weights. Arithmetic is fp32 in ONNX and TFLite, but products with "
+                   "int8, int4 and int2 are of integers; in Core ML it is fp16 for all but fp32.")
 @click.option("--rule", "rules", multiple=True, type=rule, metavar="PATTERN=SCHEME",
               help="Another number format for some weights, by role (routing, content, memory, mixing, lanes, "
                    "vocabulary, heads, norms) or by tensor name with *; may be repeated, the last that matches wins.")

@@ -49,8 +49,8 @@ CACHES = {t: tuple(c.name for c in schemes.CACHES if c.targets[t].form) for t in
 CACHE_FORMS = tuple(c.name for c in schemes.CACHES)
 """Names that ``--cache`` takes: how keys and values are kept between steps."""
 
-BLOCK_SCHEMES = ("int8", "int4", "int2")
-"""Schemes whose matrices can lie in blocks of integers."""
+BLOCK_SCHEMES = {"onnx": OWN_OPS_SCHEMES, "tflite": ("int4",), "coreml": ("int8", "int4")}
+"""Schemes whose matrices lie in blocks of integers in a target; those of one scale for a row of TFLite's don't."""
 
 MIN_LAYERS = 2
 """The shallowest rung of a ladder."""
@@ -173,9 +173,10 @@ class BuildOptions:
         if self.calibrate is not None and self.rounding != "calibrated":
             raise UsageError(f"{self.rounding} rounding looks at no prompts", where="--calibrate",
                              fix="leave it out, or leave --rounding out")
-        if self.rounding != "nearest" and not set(self.schemes.schemes) & set(BLOCK_SCHEMES):
-            raise UsageError(f"{self.schemes} has no blocks of integers to round", where="--rounding",
-                             fix=f"leave it out, or choose one of {', '.join(BLOCK_SCHEMES)}")
+        held = BLOCK_SCHEMES[self.target]
+        if self.rounding != "nearest" and not set(self.schemes.schemes) & set(held):
+            raise UsageError(f"{self.schemes} has no blocks of integers to round in {self.target}", where="--rounding",
+                             fix=f"leave it out, or choose one of {', '.join(held)}")
 
     def _check_target_options(self) -> None:
         if self.target != "coreml" and self.os is not None:

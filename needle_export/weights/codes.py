@@ -1,7 +1,7 @@
 """A matrix in codebook form, before or after its rotation; see ``weights.cq`` for the format.
 
-Dimension letters: O outputs (rows), I inputs (columns, whole groups), G groups of a row,
-g elements of a group, L levels.
+Dimension letters: O outputs (rows), I inputs (columns, whole groups), G groups of a row, g elements of a group,
+L levels.
 """
 
 from __future__ import annotations
@@ -61,10 +61,6 @@ class Codes:
     def matrix(self) -> NDArray[np.float32]:
         """The matrix that they stand for, [O, I], bit for bit what the format's own reader returns."""
         return decode(self.indices, self.norms, self.levels)
-
-    def rows(self, start: int, stop: int) -> Codes:
-        """Some of the rows."""
-        return Codes(self.bits, self.indices[start:stop], self.norms[start:stop], self.levels, self.imported)
 
 
 def joined(several: Sequence[Codes]) -> Codes:

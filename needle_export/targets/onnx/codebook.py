@@ -20,7 +20,7 @@ from needle_export.graph.program import FxNode, Weight
 from needle_export.graph.reference import hadamard
 from needle_export.targets.claims import coded_name, norms_name
 from needle_export.targets.constants import short_name
-from needle_export.targets.onnx.builder import Builder
+from needle_export.targets.onnx.builder import Builder, Dims
 from needle_export.targets.onnx.store import packed
 
 _FLOAT = int(ir.DataType.FLOAT)
@@ -59,19 +59,20 @@ def lookup(b: Builder, n: FxNode, weight: Weight) -> None:
     index = b.get(n.args[1], (None,))
     rows = [b.op("Gather", table, index, axis=0) for table in (stream, norms)]
     whole = _numbers(b, rows[0], rows[1], levels, (-1, codes.indices.shape[1]), codes.group)
-    known = dims if b.rows is None else (int(np.prod([d or 1 for d in dims[:-1]])), dims[-1])
-    b.put(n, whole, (None, dims[-1]) if b.rows is None else known)
+    b.put(n, whole, (_lead(b, dims), dims[-1]))
 
 
 def turn(b: Builder, n: FxNode) -> None:
     """The rotation of groups of the last axis."""
     x, group = n.args
     dims = b.dims_of(n)
-    lead = -1 if None in dims[:-1] else int(np.prod([d or 1 for d in dims[:-1]]))
-    parts = b.op("Reshape", b.get(x), b.constant([lead, int(dims[-1] or 0) // group, group], np.int64))
-    turned = b.op("MatMul", parts, b.constant(hadamard(torch.eye(group), group).numpy()))
-    shape = [-1 if d is None else d for d in dims]
-    b.put(n, b.op("Reshape", turned, b.constant(shape, np.int64)))
+    apart = (_lead(b, dims), int(dims[-1] or 0) // group, group)
+    b.put(n, b.op("MatMul", b.get(x, apart), b.constant(hadamard(torch.eye(group), group).numpy())), apart)
+
+
+def _lead(b: Builder, dims: Dims) -> int | None:
+    """How many rows there are, the last axis apart; None where T is among them."""
+    return None if None in dims[:-1] else b.numel(dims[:-1])
 
 
 def _numbers(

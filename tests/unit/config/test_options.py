@@ -47,7 +47,9 @@ TFLITE = {"target": "tflite"}
      " --calibrate FILE"),
     ({"rounding": "search", "calibrate": "p", "weights": "int4"}, "--calibrate: search rounding looks at no prompts"),
     ({"rounding": "nearest", "calibrate": "p", "weights": "int4"}, "--calibrate: nearest rounding looks at no prompts"),
-    ({"rounding": "search"}, "--rounding: fp32 has no blocks of integers to round; leave it out, or choose one of"),
+    ({"rounding": "search"}, "--rounding: fp32 has no blocks of integers to round in onnx; leave it out, or choose"),
+    ({"rounding": "search", "weights": "int8", "target": "tflite"},
+     "--rounding: int8 has no blocks of integers to round in tflite; leave it out, or choose one of int4"),
     ({"calibrate": "p", "weights": "codebook"}, "--rounding: codebook has no blocks of integers to round"),
 ])
 def test_impossible_choices_are_named(change: dict[str, Any], sentence: str) -> None:
