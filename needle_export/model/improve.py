@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from needle_export.model.dynamic import matrices_of
@@ -144,40 +142,3 @@ def _costs(tables: Tensor, keys: Tensor, values: Tensor) -> list[Moment]:
     width = tables.shape[1]
     both = torch.cat([keys, values], dim=2)
     return [Moment(p @ p.t(), None) for site in both for p in torch.split(site, width)]
-
-
-def stored(
-    parameters: Iterable[tuple[str, Tensor]],
-    sources: Sources,
-    tensors: Mapping[str, NDArray[np.generic]],
-    changed: Iterable[tuple[str, int]],
-) -> dict[str, NDArray[np.float32]]:
-    """Parameters as tensors of the checkpoint that they came from.
-
-    Args:
-        parameters: (path, tensor) of a step.
-        sources: for each path: checkpoint tensor, role, layer.
-        tensors: of the checkpoint; of a stacked tensor, layers that didn't change are taken from here.
-        changed: (checkpoint tensor, layer) of what is wanted.
-
-    Returns:
-        By the name of a tensor, float32 of its shape. Half precision wouldn't hold all products of level and scale.
-    """
-    found: dict[str, NDArray[np.float32]] = {}
-    wanted = set(changed)
-    for path, value in parameters:
-        source = sources.get(path)
-        if source is None or (source[0], source[2]) not in wanted:
-            continue
-        name, layer, array = source[0], source[2], value.detach().numpy()
-        if name.startswith("engrams/"):
-            # Sites are one parameter here.
-            sites = sum(key.startswith("engrams_") and key.endswith("/embedding") for key in tensors)
-            for site, part in enumerate(np.split(array, sites)):
-                key = name.replace("engrams/", f"engrams_{site}/")
-                found[key] = part.reshape(tensors[key].shape).copy()
-        elif layer < 0:
-            found[name] = array.reshape(tensors[name].shape).copy()
-        else:
-            found.setdefault(name, tensors[name].astype(np.float32))[layer] = array
-    return found

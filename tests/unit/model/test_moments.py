@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from needle_export.checkpoint.geometry import SMALL
-from needle_export.checkpoint.loaded import standard_permutations
-from needle_export.checkpoint.sample import make_sample
 from needle_export.model.dynamic import matrices_of
-from needle_export.model.improve import METHODS, improve, stored
+from needle_export.model.improve import METHODS, improve
 from needle_export.model.moments import Moments, gather
 from needle_export.model.network import Needle
 from needle_export.model.step import Step, parameter_sources
@@ -166,20 +164,3 @@ def test_logits_are_nearer_the_better_the_method() -> None:
     wanted = net(fresh)
     off = [float((improved(net, m, sequences=list(seen))(fresh) - wanted).square().mean()) for m in METHODS]
     assert off[0] > off[1] > off[2]
-
-
-def test_improved_tensors_make_the_improved_model() -> None:
-    """What is stored is the checkpoint's, of the same names and shapes, with the improved numbers in it."""
-    tensors = make_sample(SMALL, 0)
-    net = needle(SMALL)
-    other = improved(net, "mse")
-    named, sources = parts(other)
-    found = stored(named.items(), sources, tensors, forms(net))
-    assert {name: value.shape for name, value in found.items()} == {
-        name: tensors[name].shape for name in tensors if name.endswith(HELD) and "head" not in name
-    }
-    assert {value.dtype for value in found.values()} == {np.dtype(np.float32)}
-    permutations = standard_permutations(SMALL.hada_n, SMALL.split_permutations)
-    again = Needle(SMALL, {**tensors, **found}, permutations)
-    for (name, value), (_, wanted) in zip(again.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(value, wanted), name
