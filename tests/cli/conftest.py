@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,11 +46,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     fake_pipeline.CALLS.clear()
 
 
-def _interruptible() -> None:
-    """Take interrupts as a terminal sends them, also where whoever started the tests ignores them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a command line as a process of its own, the pipeline faked, and ends it with the test."""
@@ -61,7 +55,7 @@ def start() -> Iterator[Start]:
         environment = {**os.environ, "FAKE": fake, "PYTHONPATH": str(ROOT)}
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         process = subprocess.Popen([sys.executable, "-m", "tests.support.fake_pipeline", *arguments],
-                                   env=environment, preexec_fn=_interruptible, **settings)
+                                   env=environment, **settings)
         processes.append(process)
         return process
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -114,6 +115,8 @@ def install() -> None:
 
 
 if __name__ == "__main__":
+    # Interrupts as a terminal sends them, also where whoever started the tests ignores them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     install()
     from needle_export.cli import main
 
