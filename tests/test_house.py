@@ -1,7 +1,6 @@
 """The house's own rules: which way imports point, who may load what, who prints, how long a file is.
 
-docs/architecture.md describes the same rules in words. A new exception belongs into the tables below, with
-its reason.
+docs/architecture.md describes the same rules in words, tests/support/house.py has the tables with their exceptions.
 """
 
 from __future__ import annotations
@@ -18,84 +17,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.house import (
+    COMMON,
+    DIRECT,
+    GROUND,
+    LOADED_LATE,
+    MAX_LINES,
+    PIPELINE,
+    RUNTIMES,
+    SHARED,
+    STAGES,
+    TORCH,
+    TYPES_ONLY,
+)
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "needle_export"
-
-STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
-
-#: What runs the stages and hands values from one to the next.
-_BESIDE = frozenset({"assemble", "inspection", "provenance", "runtimes", "timing"})
-PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
-
-#: What everybody may import.
-GROUND = frozenset({"errors", "config", "__version__"})
-
-#: Vocabulary that stages share: (importing module, imported module) by prefix, and why.
-SHARED = {
-    ("checkpoint", "weights.cq"): "what the levels and norms of a container's matrices stand for; numpy alone",
-    ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
-    ("model", "weights"): "how a matrix is rounded and what a runtime computes with it, which the reference follows",
-    ("targets.onnx", "weights"): "how a matrix is rounded, and the inputs of its products, the same for every target",
-    ("targets.coreml.store", "weights.forms"): "how a matrix is rounded, the same for every target",
-    ("model", "graph.reference"): "the model is written with the functions that the patterns are traced from",
-    ("graph.promises", "checkpoint.geometry"): "data types: how many layers and sites a model has",
-    ("targets", "graph.program"): "data types: what a target is handed to lower",
-    ("targets", "graph.ops"): "the ops that a target lowers",
-    ("targets.tflite", "graph.reference"): "constants that a lowering writes down: the hash's, the score of padding",
-    ("targets.tflite.store", "weights"): "how a matrix is rounded, the same for every target",
-    ("targets.constants", "weights.codes"): "rows of several matrices in codebook form below each other",
-    ("targets.coreml.codebook", "graph.reference"): "the rotation's matrix, which a lowering writes down",
-    ("targets.onnx.codebook", "graph.reference"): "the same",
-    ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
-    ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
-    ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
-    ("measure.weights", "targets.matrices"): "data types: a matrix as a target has read it back from its files",
-    ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
-    ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
-    ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
-}
-
-#: Stages that commands call without the pipeline, because one function of one stage is all they do.
-DIRECT = {
-    ("cli", "report"): "showing a report",
-    ("cli.evaluate", "bundle.arrays"): "reading ids and writing logits",
-    ("cli.shared", "bundle.publish"): "finishing an interrupted exchange before a folder is read",
-    ("cli.sample", "checkpoint"): "the two geometries by name, and writing a random checkpoint",
-    ("cli.output", "checkpoint.files"): "writing a file whole or not at all",
-}
-
-#: Imports for type checking alone that point upwards; nothing is loaded.
-TYPES_ONLY = {
-    ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
-    ("compile", "codebooks"): "it is handed one",
-}
-
-#: A runtime and the tools around it, and the one package that may import them.
-RUNTIMES = {
-    "onnx": "targets.onnx",
-    "onnx_ir": "targets.onnx",
-    "onnxruntime": "targets.onnx",
-    "onnxscript": "targets.onnx",
-    "coremltools": "targets.coreml",
-    "ai_edge_litert": "targets.tflite",
-    "litert_converter": "targets.tflite",
-    "litert_torch": "targets.tflite",
-    "tflite_runtime": "targets.tflite",
-}
-
-#: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
-_LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-_OWN = {"onnx": "caches codebook integers load_time", "tflite": "probes store", "coreml": "codebook store"}
-LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, own in _OWN.items() for name in (*_LOWERING, *own.split()))
-
-#: Modules for all targets.
-COMMON = ("base", "claims", "constants", "matrices", "ports", "quiet", "views")
-
-#: Third parties by the packages that may import them at all.
-TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})
-
-MAX_LINES = 400
-
 
 @dataclass(frozen=True)
 class Import:
