@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from needle_export.config.metrics import BY_NAME, METRICS
 from needle_export.errors import BadInput
-from needle_export.report.metrics import BY_NAME, METRICS, Value, metrics_of, prompts
+from needle_export.report.metrics import Value, metrics_of, prompts
 from needle_export.report.schema import Artifact, CheckpointInfo, Report, Status, load_report
 from needle_export.report.units import plural, size, small, whole
 from needle_export.report.view import STATUS

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from needle_export.config.metrics import METRICS, Metric
 from needle_export.report.codec import to_json
 from needle_export.report.comparison import Comparison
-from needle_export.report.metrics import METRICS, Metric
 from needle_export.report.render import Style
 from needle_export.report.units import plural, small
 from needle_export.report.view import Section
 
 #: Figures that JSON and the notes have, and the table has no room for.
-_LEFT_OUT = ("runtime_rss", "load_rss_all", "cache_kl", "artifact_kl")
+_LEFT_OUT = ("compressed", "runtime_rss", "load_rss_all", "cache_kl", "artifact_kl")
 
 _SHOWN = tuple(metric for metric in METRICS if metric.name not in _LEFT_OUT)
 

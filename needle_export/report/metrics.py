@@ -8,30 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from needle_export.config.metrics import BY_NAME, METRICS, Unit
 from needle_export.report.schema import Artifact, Report
-
-Unit = Literal["bytes", "ms", "tokens/s", "nats", "share", "logit"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure that an artifact may have.
-
-    Attributes:
-        name: of the figure, a key in JSON.
-        title: above a column.
-        unit: of its value.
-        more_is_better: whether a greater value is the better one.
-        meaning: what is counted, and under which conditions.
-    """
-
-    name: str
-    title: str
-    unit: Unit
-    more_is_better: bool
-    meaning: str
 
 
 @dataclass(frozen=True)
@@ -49,30 +28,6 @@ class Value:
     why: str = ""
 
 
-METRICS = (
-    Metric("size", "size", "bytes", False, "all files of the artifact"),
-    Metric("state", "state", "bytes", False, "what a session keeps between steps, at the built context"),
-    Metric("load_rss", "load RSS", "bytes", False,
-           "resident memory of a fresh process that has loaded what decoding needs and run one step, runtime included"),
-    Metric("load_rss_all", "with prefill", "bytes", False,
-           "load RSS with what reads prompts loaded too, after a prompt"),
-    Metric("runtime_rss", "runtime alone", "bytes", False,
-           "the part of load_rss that was there before anything was loaded: interpreter and runtime"),
-    Metric("decode", "decode", "ms", False, "one decode step, median"),
-    Metric("prefill", "prefill", "tokens/s", True, "reading a prompt, at the median"),
-    Metric("kl", "KL", "nats", False, "float to scheme: mean divergence of the predictions, on the reference"),
-    Metric("token_agreement", "tokens equal", "share", True, "float to scheme: equal predictions, on the reference"),
-    Metric("cache_kl", "cache KL", "nats", False,
-           "scheme with float caches to scheme with its own: mean divergence of the predictions, on the reference"),
-    Metric("artifact_error", "export error", "logit", False,
-           "scheme to artifact: largest difference of a logit from the reference of the same numbers"),
-    Metric("artifact_kl", "export KL", "nats", False,
-           "scheme to artifact: mean divergence of the predictions from the reference of the same numbers"),
-)
-"""Every figure, in the order in which tables show them."""
-
-BY_NAME = {metric.name: metric for metric in METRICS}
-
 NO_SCHEME = "no scheme: no weight was rounded"
 
 FLOAT_CACHES = "the reference keeps keys and values in float32"
@@ -87,6 +42,7 @@ def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) ->
     """
     found = {
         "size": _value("size", artifact.size.total_bytes),
+        "compressed": _value("compressed", None, "the report doesn't tell"),
         "state": _value("state", artifact.state_bytes.total_bytes),
         **_memory(artifact),
         **_latency(artifact, prompt),

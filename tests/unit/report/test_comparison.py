@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from needle_export.config.metrics import METRICS
 from needle_export.errors import BadInput
 from needle_export.report.comparison import SORTS, Comparison, Model, Origin, Row, compare, read, unbeaten
 from needle_export.report.comparison_view import render
 from needle_export.report.markdown import escape
 from needle_export.report.measured import Latency, Memory
-from needle_export.report.metrics import METRICS, Value
+from needle_export.report.metrics import Value
 from needle_export.report.schema import FileInfo, Report, Size
 from tests.support.reports import make_artifact, make_report, write_artifact
 
