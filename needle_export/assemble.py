@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from needle_export.config.options import BuildOptions
-from needle_export.measure.ledger import ledger_from_parts
+from needle_export.measure.ledger import bytes_by_tensor, ledger_from_parts
 from needle_export.report.schema import (
     Artifact,
     FileInfo,
@@ -18,9 +18,9 @@ from needle_export.report.schema import (
     Nodes,
     RuntimeCheck,
     Signature,
-    Size,
     StateBytes,
 )
+from needle_export.report.sizes import Size, TensorBytes
 from needle_export.targets.base import Compiled, Target
 
 
@@ -30,6 +30,7 @@ def describe_artifact(
     folder: Path,
     compiler: Any,
     compiled: Compiled,
+    packed: int,
     table: dict[str, Any],
     runtimes: tuple[RuntimeCheck, ...],
     dropped: tuple[str, ...],
@@ -39,6 +40,7 @@ def describe_artifact(
 
     Args:
         compiler: of the build; answers for rewrites and state.
+        packed: bytes of the files in a zip archive.
         table: the comparison with the reference.
         build_versions: of what every build uses.
         dropped: heads that the merged adapter didn't train.
@@ -47,6 +49,9 @@ def describe_artifact(
     total = sum(f.bytes for f in files)
     by_role, overhead = ledger_from_parts(
         ((w.bytes, [(s.role, s.elements) for s in w.shares]) for w in compiled.weights if w.shares), total
+    )
+    tensors = bytes_by_tensor(
+        ((w.bytes, w.shares) for w in compiled.weights if w.shares), compiler.checkpoint.geometry.num_layers
     )
     notes = list(compiled.notes) + compiler.notes()
     heads = [h.name for h in compiler.checkpoint.geometry.heads if h.name not in options.heads]
@@ -62,7 +67,13 @@ def describe_artifact(
         weights=str(options.schemes),
         status=target.status,
         files=files,
-        size=Size(total, by_role, overhead),
+        size=Size(
+            total,
+            packed,
+            by_role,
+            overhead,
+            tuple(TensorBytes(name, role, count, tuple(layers)) for name, role, count, layers in tensors),
+        ),
         fusion=compiler.fusions(),
         nodes=Nodes(max(prefills, default=None), sum(decode.values()), decode),
         parity=table,

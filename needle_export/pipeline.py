@@ -23,10 +23,12 @@ from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.measure import parity, rounded, weights
 from needle_export.measure.locate import locate
+from needle_export.measure.packing import Packing
 from needle_export.provenance import checkpoint_info, metadata, versions
 from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
+    TOOL,
     AdapterInfo,
     Artifact,
     Report,
@@ -55,7 +57,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
     from needle_export.codebooks import Codebooks
     from needle_export.compile import Compiler
 
-    with stage(options.out) as folder:
+    with stage(options.out) as folder, Packing() as packing:
         # Here already, as it says what is wrong with the environment.
         find_target(options.target).other_runtimes(folder)
         checkpoint, adapters, dropped = load(options, progress)
@@ -78,6 +80,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         recipe = options.recipe() | _improve(compiler, target, options, progress)
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.stored, checkpoint.geometry.head_vocab, folder, lowering)
+        packing.start([folder / name for name in compiled.files])
         compiler.use_stored_weights(
             compiled.weights,
             target.activations(options.schemes),
@@ -92,12 +95,19 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         others = target.other_runtimes(folder)
         runtimes, told = check_all(target, others, measured, str(options.schemes), cases, progress)
         compiled.notes += told
+        # Before anything is timed, so that times are of a machine that does nothing else.
+        with progress.stage("pack the files"):
+            packed = packing.result()
         report = Report(
             SCHEMA,
-            Tool("needle-export", __version__),
+            Tool(TOOL, __version__),
             checkpoint_info(checkpoint, adapters, dropped),
             recipe,
-            (describe_artifact(target, options, folder, compiler, compiled, measured, runtimes, dropped, versions()),),
+            (
+                describe_artifact(
+                    target, options, folder, compiler, compiled, packed, measured, runtimes, dropped, versions()
+                ),
+            ),
         )
         # An evaluator's own speed says nothing about a device's.
         if options.bench and target.status == "verified-on-runtime":

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from needle_export.bundle.swap import exchange, hold, locked, sync, sync_tree
 from needle_export.errors import BadInput, NeedleExportError, UsageError
-from needle_export.report.schema import REPORT_NAME, load_report
+from needle_export.report.schema import REPORT_NAME, listed_files
 
 log = logging.getLogger(__name__)
 
@@ -236,10 +236,10 @@ def _foreign(folder: Path) -> str | None:
     if REPORT_NAME not in top:
         return top[0]
     try:
-        report = load_report(folder)
+        # Of any version: what an earlier one built is as replaceable as what this one did.
+        known = SIDE_FILES | listed_files(folder)
     except BadInput:
         return f"a {REPORT_NAME} that can't be read"
-    known = SIDE_FILES | {file.name for artifact in report.artifacts for file in artifact.files}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name not in known and (path.is_symlink() or not path.is_dir()):

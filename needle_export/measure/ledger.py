@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.layout import ROLES, parameter_count, role_of, tensor_shapes
@@ -25,6 +26,26 @@ MAX_BITS = 64.0
 
 Part = tuple[int, Sequence[tuple[str, int]]]
 """A stored tensor: its bytes, and how many elements of it serve which role."""
+
+
+class Share(Protocol):
+    """Elements of a stored tensor that come from one checkpoint tensor; see ``targets.base.WeightShare``."""
+
+    @property
+    def source(self) -> str:
+        """The checkpoint tensor."""
+
+    @property
+    def role(self) -> str:
+        """What it is for."""
+
+    @property
+    def layer(self) -> int:
+        """The block as built, from 0; -1 outside the stack."""
+
+    @property
+    def elements(self) -> int:
+        """How many."""
 
 
 @dataclass(frozen=True)
@@ -205,3 +226,28 @@ def ledger_from_parts(parts: Iterable[Part], total_bytes: int) -> tuple[dict[str
     if weights > total_bytes:
         raise ValueError(f"the weights take {weights} bytes, more than the files' {total_bytes}")
     return by_role, total_bytes - weights
+
+
+def bytes_by_tensor(weights: Iterable[tuple[int, Sequence[Share]]], layers: int,
+                    ) -> list[tuple[str, str, int, list[int]]]:
+    """The same stored weights by checkpoint tensor; sums by role are those of :func:`ledger_from_parts`, exactly.
+
+    Args:
+        weights: every stored tensor as (bytes, shares); constants are left out.
+        layers: blocks of the model as built.
+
+    Returns:
+        (tensor, role, bytes, bytes of each block), the largest first; no blocks for tensors outside the stack.
+    """
+    found: dict[tuple[str, str], int] = {}
+    inside: dict[tuple[str, str], list[int]] = {}
+    for size, shares in weights:
+        for share, part in zip(shares, apportion(size, [s.elements for s in shares]), strict=True):
+            if share.role == OVERHEAD_ROLE:
+                continue
+            key = share.source, share.role
+            found[key] = found.get(key, 0) + part
+            if share.layer >= 0:
+                inside.setdefault(key, [0] * layers)[share.layer] += part
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return [(name, role, size, inside.get((name, role), [])) for (name, role), size in ordered]

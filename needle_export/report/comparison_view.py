@@ -11,10 +11,8 @@ from needle_export.report.render import Style
 from needle_export.report.units import plural, small
 from needle_export.report.view import Section
 
-#: Figures that JSON and the notes have, and the table has no room for.
+#: Figures that JSON and the notes have, and the table has no room for, unless it is sorted by one.
 _LEFT_OUT = ("compressed", "runtime_rss", "load_rss_all", "cache_kl", "artifact_kl")
-
-_SHOWN = tuple(metric for metric in METRICS if metric.name not in _LEFT_OUT)
 
 _BYTES = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
@@ -31,13 +29,21 @@ def render(comparison: Comparison, style: Style, *, color: bool = False, width: 
 def table(comparison: Comparison) -> Section:
     """The table: a row for each artifact, a unit for each column."""
     rows = comparison.rows
-    figures = [_column(metric, [row.metrics[metric.name].value for row in rows]) for metric in _SHOWN]
+    figures = [_column(metric, [row.metrics[metric.name].value for row in rows]) for metric in _shown(comparison)]
     columns = ("", "folder", "artifact", *(head for head, _ in figures))
     cells = tuple(
         ("*" if row.unbeaten else "", row.folder, f"{row.target} {row.weights}", *(column[at] for _, column in figures))
         for at, row in enumerate(rows)
     )
     return Section(plural(len(rows), "artifact"), columns, cells, frozenset(range(3, len(columns))))
+
+
+def _shown(comparison: Comparison) -> list[Metric]:
+    """Figures that have a column; what rounded caches cost has one where any are rounded."""
+    told = [row.metrics["cache_kl"] for row in comparison.rows]
+    rounded = any(cost.value is not None and not cost.why for cost in told)
+    wanted = {comparison.sort, "cache_kl" if rounded else ""}
+    return [metric for metric in METRICS if metric.name not in _LEFT_OUT or metric.name in wanted]
 
 
 def _column(metric: Metric, values: Sequence[float | None]) -> tuple[str, list[str]]:

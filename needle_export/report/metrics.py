@@ -42,7 +42,7 @@ def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) ->
     """
     found = {
         "size": _value("size", artifact.size.total_bytes),
-        "compressed": _value("compressed", None, "the report doesn't tell"),
+        "compressed": _value("compressed", artifact.size.compressed_bytes),
         "state": _value("state", artifact.state_bytes.total_bytes),
         **_memory(artifact),
         **_latency(artifact, prompt),

@@ -7,7 +7,6 @@ are pure: no stage of the pipeline is imported here, so a report can be read wit
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -16,9 +15,13 @@ from typing import Any, Literal
 from needle_export.errors import BadInput
 from needle_export.report.codec import decode, parse_json, to_json
 from needle_export.report.measured import Latency, Memory
+from needle_export.report.sizes import Size, check_naturals
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the schema that this package writes and reads."""
+
+TOOL = "needle-export"
+"""The name of the program that reports are of."""
 
 REPORT_NAME = "report.json"
 """The report's file name inside a published folder."""
@@ -70,7 +73,7 @@ class CheckpointInfo:
 
     def __post_init__(self) -> None:
         _check_sha256(self.sha256)
-        _check_naturals({"layers": self.layers, "parent_layers": self.parent_layers,
+        check_naturals({"layers": self.layers, "parent_layers": self.parent_layers,
                          "parameters": self.parameters})
 
 
@@ -88,24 +91,8 @@ class FileInfo:
         if not self.name or "\\" in self.name or "\0" in self.name or path.is_absolute() \
                 or ".." in path.parts or str(path) != self.name or self.name == REPORT_NAME:
             raise ValueError(f"{self.name[:80]!r} isn't the name of a file inside the report's folder")
-        _check_naturals({"bytes": self.bytes})
+        check_naturals({"bytes": self.bytes})
         _check_sha256(self.sha256)
-
-
-@dataclass(frozen=True)
-class Size:
-    """Where the bytes of an artifact's files are: by role of the weight, and everything else."""
-
-    total_bytes: int
-    by_role: dict[str, int]
-    overhead_bytes: int
-
-    def __post_init__(self) -> None:
-        _check_naturals(self.by_role)
-        _check_naturals({"total_bytes": self.total_bytes, "overhead_bytes": self.overhead_bytes})
-        parts = sum(self.by_role.values()) + self.overhead_bytes
-        if parts != self.total_bytes:
-            raise ValueError(f"the roles and the overhead make {parts} bytes, not {self.total_bytes}")
 
 
 @dataclass(frozen=True)
@@ -126,7 +113,7 @@ class Fusion:
     left: tuple[LeftUnfused, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_naturals({"expected": self.expected, "fused": self.fused})
+        check_naturals({"expected": self.expected, "fused": self.fused})
 
 
 @dataclass(frozen=True)
@@ -138,8 +125,8 @@ class Nodes:
     by_op: dict[str, int]
 
     def __post_init__(self) -> None:
-        _check_naturals(self.by_op)
-        _check_naturals({"prefill": self.prefill or 0, "decode": self.decode})
+        check_naturals(self.by_op)
+        check_naturals({"prefill": self.prefill or 0, "decode": self.decode})
         if self.by_op and sum(self.by_op.values()) != self.decode:
             raise ValueError(f"by_op makes {sum(self.by_op.values())} nodes, but decode has {self.decode}")
 
@@ -152,7 +139,7 @@ class StateBytes:
     by_part: dict[str, int]
 
     def __post_init__(self) -> None:
-        _check_naturals(self.by_part)
+        check_naturals(self.by_part)
         if sum(self.by_part.values()) != self.total_bytes:
             raise ValueError(f"the parts make {sum(self.by_part.values())} bytes, not {self.total_bytes}")
 
@@ -175,7 +162,7 @@ class LeftToRuntime:
     splits: int
 
     def __post_init__(self) -> None:
-        _check_naturals({"count": self.count, "splits": self.splits})
+        check_naturals({"count": self.count, "splits": self.splits})
 
 
 @dataclass(frozen=True)
@@ -189,7 +176,7 @@ class Signature:
     left: tuple[LeftToRuntime, ...]
 
     def __post_init__(self) -> None:
-        _check_naturals({"ops": self.ops, "partitions": self.partitions, "delegated": self.delegated})
+        check_naturals({"ops": self.ops, "partitions": self.partitions, "delegated": self.delegated})
 
 
 @dataclass(frozen=True)
@@ -292,6 +279,32 @@ def load_report(path: str | PathLike[str]) -> Report:
     file = Path(path)
     if file.is_dir():
         file = file / REPORT_NAME
+    return parse_report(_read(file), str(file))
+
+
+def listed_files(path: str | PathLike[str]) -> frozenset[str]:
+    """Names of the files that a report of this tool lists, whatever its schema.
+
+    Only what every schema has is read, so that a folder of another version is known for what it is.
+
+    Raises:
+        BadInput: when there is no report, or when it isn't one of this tool.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / REPORT_NAME
+    raw = _raw(_read(file), str(file))
+    tool = raw.get("tool")
+    if not isinstance(tool, dict) or tool.get("name") != TOOL:
+        raise BadInput("this isn't a report of needle-export", where=str(file))
+    artifacts = raw.get("artifacts")
+    files = [f for a in artifacts if isinstance(a, dict) and isinstance(a.get("files"), list) for f in a["files"]] \
+        if isinstance(artifacts, list) else []
+    names = (f.get("name") for f in files if isinstance(f, dict))
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _read(file: Path) -> bytes:
     try:
         with file.open("rb") as handle:
             data = handle.read(_MAX_BYTES + 1)
@@ -302,7 +315,18 @@ def load_report(path: str | PathLike[str]) -> Report:
         raise BadInput(f"the report can't be read ({error.strerror})", where=str(file)) from None
     if len(data) > _MAX_BYTES:
         raise BadInput("this is far too large for a report", where=str(file))
-    return parse_report(data, str(file))
+    return data
+
+
+def _raw(data: bytes, where: str) -> dict[str, Any]:
+    """A report's JSON object with a schema that is a whole number."""
+    try:
+        raw = parse_json(data.decode("utf-8"), where)
+    except UnicodeDecodeError:
+        raise BadInput("this isn't UTF-8 text", where=where) from None
+    if not isinstance(raw, dict) or type(raw.get("schema")) is not int:
+        raise BadInput("this isn't a report of needle-export", where=where)
+    return raw
 
 
 def parse_report(data: bytes, where: str = REPORT_NAME) -> Report:
@@ -311,16 +335,11 @@ def parse_report(data: bytes, where: str = REPORT_NAME) -> Report:
     Raises:
         BadInput: as ``load_report``.
     """
-    try:
-        raw = parse_json(data.decode("utf-8"), where)
-    except UnicodeDecodeError:
-        raise BadInput("this isn't UTF-8 text", where=where) from None
-    version = raw.get("schema") if isinstance(raw, dict) else None
-    if type(version) is not int:
-        raise BadInput("this isn't a report of needle-export", where=where)
+    raw = _raw(data, where)
+    version = raw["schema"]
     if version != SCHEMA:
         raise BadInput(f"the report has schema {version}, and this version reads {SCHEMA}",
-                       where=f"{where}: schema", fix="use the version of needle-export that wrote it")
+                       where=f"{where}: schema", fix="build again, or use the version of needle-export that wrote it")
     try:
         return decode(Report, raw)
     except BadInput as error:
@@ -331,9 +350,3 @@ def parse_report(data: bytes, where: str = REPORT_NAME) -> Report:
 def _check_sha256(value: str) -> None:
     if not _SHA256.fullmatch(value):
         raise ValueError(f"{value[:80]!r} isn't a SHA-256 in hex")
-
-
-def _check_naturals(values: Mapping[str, int]) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} is {value}, below zero")

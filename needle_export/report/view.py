@@ -96,7 +96,7 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
         status += f" ({', '.join(runtimes)})"
     files, total = plural(len(artifact.files), "file"), artifact.size.total_bytes
     out = [
-        Fact("size", f"{size(total)} ({whole(total)} bytes, {files})"),
+        Fact("size", f"{size(total)} ({whole(total)} bytes, {files}), {size(artifact.size.compressed_bytes)} in a zip"),
         Fact("status", status, "good" if good else "bad"),
     ]
     if parity := _parity_line(artifact.parity):
@@ -117,9 +117,9 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
 
 def sections(report: Report, artifact: Artifact) -> list[Section]:
     """Everything else about an artifact; sections without content are left out."""
-    every = [_bytes(artifact), _fusion(artifact), _left(artifact), _nodes(artifact), _state(artifact),
-             _prefill(artifact.latency), _runtimes(artifact), _signatures(artifact), _parity(artifact),
-             _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
+    every = [_bytes(artifact), _tensors(artifact), _fusion(artifact), _left(artifact), _nodes(artifact),
+             _state(artifact), _prefill(artifact.latency), _runtimes(artifact), _signatures(artifact),
+             _parity(artifact), _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
              _pairs("Built with", report.options), _pairs("Versions", artifact.versions)]
     return [section for section in every if section.rows]
 
@@ -219,6 +219,15 @@ def _bytes(artifact: Artifact) -> Section:
     shares = [count / s.total_bytes if s.total_bytes else 0.0 for _, count in named]
     return Section("Where the bytes are", ("role", "weights", "bytes", "share"), tuple(rows),
                    frozenset({2, 3}), (*shares, 0.0))
+
+
+def _tensors(artifact: Artifact) -> Section:
+    every, total = artifact.size.tensors, artifact.size.total_bytes
+    rows = [(t.name, t.role, whole(t.bytes), percent(t.bytes, total)) for t in every[:_MAX_ROWS]]
+    if rest := sum(t.bytes for t in every[_MAX_ROWS:]):
+        rows.append((plural(len(every) - _MAX_ROWS, "other tensor"), "", whole(rest), percent(rest, total)))
+    return Section("Largest tensors, all blocks together", ("tensor", "role", "bytes", "share"), tuple(rows),
+                   frozenset({2, 3}))
 
 
 def _fusion(artifact: Artifact) -> Section:

@@ -20,6 +20,7 @@ from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
 from needle_export.errors import BadInput, FusionFailed, UsageError, VerificationFailed
 from needle_export.graph import ops, reference
+from needle_export.measure.packing import packed_size
 from needle_export.model import block
 from needle_export.model.network import Needle
 from needle_export.report.schema import load_report
@@ -70,6 +71,9 @@ def test_the_report_tells_what_was_proven(published):
     g = GEOMETRY
     routing = g.num_layers * (g.d_model + g.qkv_conv_taps) * (g.num_heads + g.num_kv_heads) * g.qk_head_dim
     assert roles["routing"] == 4 * routing
+    (queries,) = [tensor for tensor in artifact.size.tensors if tensor.name.endswith("q_proj/kernel")]
+    assert queries.by_layer == (4 * g.d_model * g.num_heads * g.qk_head_dim,) * g.num_layers
+    assert artifact.size.compressed_bytes == sum(packed_size(out / f.name) for f in artifact.files)
     state = artifact.state_bytes.by_part
     locals_, globals_ = g.num_layers - len(g.global_layers), len(g.global_layers)
     rows = locals_ * g.sliding_window + globals_ * 48

@@ -27,13 +27,21 @@ from needle_export.report.schema import (
     Report,
     RuntimeCheck,
     Signature,
-    Size,
     StateBytes,
     Tool,
     dump_report,
 )
+from needle_export.report.sizes import Size, TensorBytes
 
 FILES = {"model.onnx": b"graph" * 20, "model.onnx.data": bytes(range(256)) * 8}
+
+
+def make_size(total: int, by_role: Mapping[str, int], compressed: int | None = None) -> Size:
+    """Of files of ``total`` bytes, nine tenths of them when packed; a tensor for each role, in three blocks."""
+    tensors = (TensorBytes(f"stack/{role}/kernel", role, count, (count // 2, count // 4, count // 4))
+               for role, count in by_role.items())
+    return Size(total, total * 9 // 10 if compressed is None else compressed, dict(by_role),
+                total - sum(by_role.values()), tuple(tensors))
 
 
 def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifact:
@@ -44,7 +52,7 @@ def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifac
         target="onnx", weights="fp32", status="verified-on-runtime",
         files=tuple(FileInfo(name, len(data), hashlib.sha256(data).hexdigest())
                     for name, data in files.items()),
-        size=Size(total, {"routing": routing, "content": content}, total - routing - content),
+        size=make_size(total, {"routing": routing, "content": content}),
         fusion={"rms_norm": Fusion(12, 12),
                 "attention": Fusion(3, 2, (LeftUnfused(1, "sdpa_1", "the mask isn't causal"),))},
         nodes=Nodes(40, 30, {"MatMul": 20, "Attention": 10}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_a_second_build_replaces_the_first_and_leaves_nothing_beside_it(
     assert is_whole(out)
     assert (out / "weights" / "model.data").read_bytes() == b"new data"
     assert names(tmp_path) == ["dist"]
+
+
+@pytest.mark.parametrize("change", [{"schema": 1}, {"schema": 99, "new": {}}, {"checkpoint": None}])
+def test_a_build_of_another_version_is_replaced(tmp_path: Path, swapping: str, change: dict[str, object]) -> None:
+    out = tmp_path / "dist"
+    build(out, OLD)
+    path = out / REPORT_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (out / "mine.txt").touch()
+    with pytest.raises(UsageError, match=r"mine\.txt, which no build of this tool made"):
+        build(out, NEW)
+    (out / "mine.txt").unlink()
+    build(out, NEW)
+    assert is_whole(out) and names(tmp_path) == ["dist"]
 
 
 def test_the_exchange_of_this_system_works_in_one_step(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from needle_export.errors import UsageError
 from needle_export.measure.ledger import (
     apportion,
     byte_ledger,
+    bytes_by_tensor,
     elements_by_role,
     head_shapes_table,
     kv_cache_bytes,
@@ -21,6 +22,7 @@ from needle_export.measure.ledger import (
     model_bytes,
     rung_sizes,
 )
+from needle_export.targets.base import WeightShare
 from tests.support.geometries import VARIANTS
 
 PUBLISHED_PARAMETERS = 121_019_861
@@ -149,3 +151,19 @@ def test_stored_parts_that_cannot_be_are_refused() -> None:
         ledger_from_parts([(1, [("biases", 1)])], 1)
     with pytest.raises(ValueError, match="more than the files' 9"):
         ledger_from_parts([(10, [("norms", 1)])], 9)
+
+
+def test_bytes_by_tensor_make_the_roles_exactly() -> None:
+    stored = [
+        (10, [WeightShare("stack/q", "routing", 0, 2), WeightShare("stack/v", "content", 0, 1)]),
+        (7, [WeightShare("stack/q", "routing", 1, 1), WeightShare("stack/v", "content", 1, 1)]),
+        (4, [WeightShare("embedding", "vocabulary", -1, 8)]),
+        (3, [WeightShare("embedding", "vocabulary", -1, 2)]),  # its scales
+        (5, [WeightShare("mask", "constant", -1, 5)]),
+    ]
+    found = bytes_by_tensor(stored, 3)
+    assert found == [
+        ("stack/q", "routing", 11, [7, 4, 0]), ("embedding", "vocabulary", 7, []), ("stack/v", "content", 6, [3, 3, 0])]
+    by_role, overhead = ledger_from_parts([(b, [(s.role, s.elements) for s in shares]) for b, shares in stored], 40)
+    assert by_role == {role: size for _, role, size, _ in found}
+    assert overhead == 40 - 24

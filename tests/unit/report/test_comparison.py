@@ -16,8 +16,8 @@ from needle_export.report.comparison_view import render
 from needle_export.report.markdown import escape
 from needle_export.report.measured import Latency, Memory
 from needle_export.report.metrics import Value
-from needle_export.report.schema import FileInfo, Report, Size
-from tests.support.reports import make_artifact, make_report, write_artifact
+from needle_export.report.schema import FileInfo, Report
+from tests.support.reports import make_artifact, make_report, make_size, write_artifact
 
 DOC = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
 
@@ -30,7 +30,7 @@ def built(size: int, kl: float | None, **changes: Any) -> Report:
     own = ("latency", "memory", "weights", "status", "target")
     fields = {name: changes.pop(name) for name in own if name in changes}
     parity = {**plain.parity, **loss, **changes.pop("parity", {})}
-    made = dataclasses.replace(plain, files=files, size=Size(size, {}, size), parity=parity, **fields)
+    made = dataclasses.replace(plain, files=files, size=make_size(size, {}), parity=parity, **fields)
     return make_report(made, **changes)
 
 
@@ -185,7 +185,8 @@ def test_the_best_come_first_and_the_missing_last(sort: str) -> None:
     for given in (reports, reports[::-1]):
         order = [row.folder for row in compare(given, sort).rows]
         assert order == {
-            "size": ["z", "x", "y", "w"], "folder": ["w", "x", "y", "z"], "target": ["w", "x", "y", "z"],
+            "size": ["z", "x", "y", "w"], "compressed": ["z", "x", "y", "w"], "folder": ["w", "x", "y", "z"],
+            "target": ["w", "x", "y", "z"],
             "weights": ["x", "w", "y", "z"], "kl": ["x", "y", "z", "w"], "token_agreement": ["x", "y", "z", "w"],
             "decode": ["w", "x", "y", "z"], "prefill": ["w", "x", "y", "z"],
         }.get(sort, ["w", "x", "y", "z"]), sort
@@ -202,6 +203,25 @@ def test_text_has_all_in_100_columns() -> None:
     assert "* a onnx fp32 10 700 - - - 0.1 90.0 1.3e-06" in " ".join(missing.split())
     # A column without a figure has no unit.
     assert " ".join(missing.splitlines()[3].split()) == "folder artifact B B RSS decode prefill KL equal % error"
+
+
+def test_what_rounded_caches_cost_has_a_column_where_any_are() -> None:
+    def caches(cost: object) -> Comparison:
+        return compare([("a", built(10, 0.1, parity={"cache_loss": None})),
+                        ("b", built(20, 0.1, parity={"cache_loss": cost}))])
+
+    plain, rounded = render(caches(None), "text", width=100), render(caches({"kl": 0.0025}), "text", width=100)
+    assert "cache" not in plain.split("\n  - ")[0]
+    assert max(len(line) for line in rounded.splitlines()) <= 100
+    assert rounded.splitlines()[2].split()[-3:] == ["tokens", "cache", "export"]
+    ends = [line.split()[-3:] for line in rounded.splitlines() if " onnx fp32 " in line]
+    assert ends == [["90.0", "0", "1.3e-06"], ["90.0", "0.0025", "1.3e-06"]]
+
+
+def test_a_figure_without_a_column_has_one_when_sorted_by() -> None:
+    reports = [("a", built(10, 0.1))]
+    assert "compressed" not in render(compare(reports), "text").split("\n  - ")[0]
+    assert "compressed" in render(compare(reports, "compressed"), "text").split("\n  - ")[0]
 
 
 def test_markdown_escapes_and_has_the_same_cells() -> None:

@@ -16,16 +16,18 @@ import pytest
 from needle_export.errors import BadInput
 from needle_export.report.schema import (
     REPORT_NAME,
+    SCHEMA,
     FileInfo,
     Fusion,
     Nodes,
-    Size,
     StateBytes,
     dump_report,
+    listed_files,
     load_report,
     parse_report,
 )
-from tests.support.reports import make_artifact, make_report
+from needle_export.report.sizes import Size, TensorBytes
+from tests.support.reports import make_artifact, make_report, make_size
 
 Raw = dict[str, Any]
 
@@ -49,7 +51,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_dictionaries() -> None:
     b = make_report(options={"b": {"d": 3, "c": 2}, "a": 1})
     assert dump_report(a) == dump_report(b)
     assert dump_report(a).endswith(b"}\n")
-    assert dump_report(a).startswith(b'{\n "schema": 2,\n "tool"')
+    assert dump_report(a).startswith(b'{\n "schema": 3,\n "tool"')
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:
@@ -150,6 +152,11 @@ ARTIFACT = ("artifacts", 0)
     (change(*ARTIFACT, "size", "overhead_bytes", to=-1), "overhead_bytes is -1, below zero"),
     (change(*ARTIFACT, "size", "by_role", "routing", to=True), "routing: needs a whole number, not true"),
     (change(*ARTIFACT, "size", "by_role", "routing", to=1.0), "routing: needs a whole number, not 1.0"),
+    (change(*ARTIFACT, "size", "compressed_bytes", to=2149), "compressed_bytes is 2149, more than the files' 2148"),
+    (change(*ARTIFACT, "size", "compressed_bytes", to=-1), "compressed_bytes is -1, below zero"),
+    (change(*ARTIFACT, "size", "tensors", 0, "bytes", to=538), "artifacts[0].size: the tensors make"),
+    (change(*ARTIFACT, "size", "tensors", 0, "by_layer", 0, to=4000), "tensors[0]: its blocks make"),
+    (change(*ARTIFACT, "size", "tensors", 0, "by_layer", 0, to=-1), "layer 0 is -1, below zero"),
     (change(*ARTIFACT, "files", to=[]), "artifacts[0]: the files have 0 bytes, but size says"),
     (change(*ARTIFACT, "files", 0, "name", to="../x"), "isn't the name of a file inside"),
     (change(*ARTIFACT, "files", 0, "sha256", to="ABC"), "isn't a SHA-256"),
@@ -162,8 +169,8 @@ ARTIFACT = ("artifacts", 0)
     (change(*ARTIFACT, "latency", "load_ms", to=10**400), "load_ms: needs a number of sensible size"),
     (change("checkpoint", "random", to=0), "checkpoint.random: needs true or false, not 0"),
     (change("checkpoint", "layers", to=None), "checkpoint.layers: needs a whole number, not null"),
-    (change("schema", to=1), "the report has schema 1, and this version reads 2"),
-    (change("schema", to=3), "the report has schema 3, and this version reads 2"),
+    (change("schema", to=2), "the report has schema 2, and this version reads 3"),
+    (change("schema", to=4), "the report has schema 4, and this version reads 3"),
     (change("schema", to=True), "this isn't a report of needle-export"),
 ])
 def test_values_that_cannot_be_are_named(spoil: Callable[[Raw], None], message: str) -> None:
@@ -192,7 +199,7 @@ def test_none_is_allowed_only_where_something_may_be_unknown() -> None:
 
 @pytest.mark.parametrize("data", [
     b"", b"{", b"[]", b"null", b'"schema"', b"\xff\xfe", b'{"schema": NaN}', b"[" * 100_000,
-    b'{"schema": 2, "schema": 2}', b'{"schema": ' + b"1" * 5000 + b"}", b'{"coverage": 1}',
+    b'{"schema": 3, "schema": 3}', b'{"schema": ' + b"1" * 5000 + b"}", b'{"coverage": 1}',
 ])
 def test_what_is_no_report_is_refused_in_one_sentence(data: bytes) -> None:
     with pytest.raises(BadInput) as caught:
@@ -228,16 +235,49 @@ def test_file_names_stay_inside_the_folder(name: str) -> None:
     FileInfo("model.mlpackage/Data/weights.bin", 0, "0" * 64)
 
 
+def test_a_tensor_may_be_listed_once_only() -> None:
+    half = TensorBytes("stack/q", "routing", 2, ())
+    with pytest.raises(ValueError, match="a tensor is listed twice"):
+        Size(4, 4, {"routing": 4}, 0, (half, half))
+
+
+@pytest.mark.parametrize("schema", [1, 2, SCHEMA, SCHEMA + 1])
+def test_files_are_known_whatever_the_schema(tmp_path: Path, schema: int) -> None:
+    raw = raw_report()
+    raw["schema"] = schema
+    del raw["artifacts"][0]["size"], raw["checkpoint"]
+    raw["artifacts"][0]["new"] = raw["new"] = {"a": [1]}
+    (tmp_path / REPORT_NAME).write_text(json.dumps(raw))
+    assert listed_files(tmp_path) == {"model.onnx", "model.onnx.data"}
+
+
+@pytest.mark.parametrize("spoil", [
+    change("tool", to=None), change("tool", "name", to="other"), change("schema", to="2"),
+])
+def test_files_of_no_report_of_ours_are_not_known(tmp_path: Path, spoil: Callable[[Raw], None]) -> None:
+    raw = raw_report()
+    spoil(raw)
+    (tmp_path / REPORT_NAME).write_text(json.dumps(raw))
+    with pytest.raises(BadInput, match="isn't a report of needle-export"):
+        listed_files(tmp_path)
+
+
+@pytest.mark.parametrize("artifacts", [None, 3, {}, [3], [{}], [{"files": 3}], [{"files": [3, {}, {"name": 4}]}]])
+def test_a_report_of_ours_without_files_lists_none(tmp_path: Path, artifacts: object) -> None:
+    (tmp_path / REPORT_NAME).write_text(json.dumps({**raw_report(), "artifacts": artifacts}))
+    assert listed_files(tmp_path) == frozenset()
+
+
 def test_a_file_may_be_listed_once_only() -> None:
     artifact = make_artifact()
     file = artifact.files[0]
-    size = Size(2 * file.bytes, {}, 2 * file.bytes)
+    size = make_size(2 * file.bytes, {})
     with pytest.raises(ValueError, match="twice"):
         dataclasses.replace(artifact, files=(file, file), size=size)
 
 
 @pytest.mark.parametrize("make", [
-    lambda: Size(-1, {"total_bytes": -1}, 0), lambda: Fusion(-1, 0), lambda: Nodes(None, -1, {}),
+    lambda: make_size(-1, {"total_bytes": -1}, 0), lambda: Fusion(-1, 0), lambda: Nodes(None, -1, {}),
     lambda: StateBytes(0, {"a": -1, "b": 1}), lambda: Nodes(0, 0, {"decode": -1, "x": 1}),
 ])
 def test_counts_are_not_negative(make: Callable[[], object]) -> None:
