@@ -14,6 +14,7 @@ KINDS = {
     "bandwidth": "byte/second",
     "speed": "token/second",
     "compute": "MAC/second",
+    "frequency": "cycle/second",
 }
 
 #: An operator or a bracket would be arithmetic to the library, not a unit.
@@ -25,11 +26,12 @@ _EXAMPLES = {
     "bandwidth": "12.8 GB/s",
     "speed": "250 tokens/s",
     "compute": "40 GMAC/s, of multiply-adds",
+    "frequency": "2.4 GHz",
 }
 
 
 def quantity(text: str, kind: str) -> float:
-    """A quantity in bytes, seconds, or bytes, tokens or multiply-adds a second.
+    """A quantity in bytes, seconds, or bytes, tokens, multiply-adds or cycles a second.
 
     Args:
         text: a number and a unit: ``35.5 MB``, ``4 ms``, ``250 tokens/s``, ``40 GMAC/s``, ``12.8 GB/s``. A unit of its
@@ -65,7 +67,7 @@ def _registry() -> Any:
         "milli- = 1e-3 = m-", "micro- = 1e-6 = µ- = μ- = u-", "nano- = 1e-9 = n-",
         "kibi- = 2**10 = Ki-", "mebi- = 2**20 = Mi-", "gibi- = 2**30 = Gi-",
         "second = [time] = s", "byte = [information] = B = bytes", "token = [text] = _ = tokens",
-        "MAC = [arithmetic]",
+        "MAC = [arithmetic]", "cycle = [oscillation]", "hertz = cycle / second = Hz",
     ):
         registry.define(line)
     return registry

@@ -16,6 +16,7 @@ from needle_export.config.units import quantity
     ("250 tokens/s", "speed", 250),
     ("40 GMAC/s", "compute", 40e9),
     ("12.8 GB/s", "bandwidth", 12.8e9),
+    ("2.4 GHz", "frequency", 2.4e9),
 ])
 def test_a_quantity_in_si_units(text: str, kind: str, value: float) -> None:
     assert quantity(text, kind) == pytest.approx(value, rel=1e-12)
@@ -28,6 +29,7 @@ def test_a_quantity_in_si_units(text: str, kind: str, value: float) -> None:
     ("4 m", "time", "is no quantity of time"),
     ("4 MB/s", "speed", "is no quantity of speed"),
     ("4 tokens", "bytes", "is no quantity of bytes"),
+    ("4 GHz", "compute", "is no quantity of compute"),
     ("4 GMAC/s", "bandwidth", "is no quantity of bandwidth"),
     ("4 kilotime", "time", "is no quantity of time"),
     ("4 (MB", "bytes", "is no quantity"),
