@@ -139,6 +139,7 @@ class Chip(Strict):
         clock: of that core, at most.
         peak: bandwidth of the memory, at most, for all that is on the chip together.
         ram: of the device.
+        storage: for models, where that is scarce.
     """
 
     name: Text
@@ -146,6 +147,7 @@ class Chip(Strict):
     clock: Frequency | None = None
     peak: Bandwidth | None = None
     ram: Bytes | None = None
+    storage: Bytes | None = None
 
 
 class Device(Strict):
