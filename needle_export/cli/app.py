@@ -32,6 +32,7 @@ COMMANDS = {
     "report": "needle_export.cli.report",
     "compare": "needle_export.cli.compare",
     "schemes": "needle_export.cli.schemes",
+    "devices": "needle_export.cli.devices",
 }
 """Modules by command, in the order in which they are used; each has a ``command``."""
 

@@ -254,5 +254,5 @@ def load_device(name_or_path: str | Path) -> Device:
     if text not in known:
         near = difflib.get_close_matches(text, known, 1, 0.5)
         fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}, or give a {_SUFFIX} file"
-        raise UsageError(f"there is no device {text[:60]!r}", where="--device", fix=fix)
+        raise UsageError(f"there is no device {text[:60]!r}", where="device", fix=fix)
     return read_toml(Device, shipped("devices") / f"{text}{_SUFFIX}")

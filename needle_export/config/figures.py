@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, TypeVar
 
 import pydantic
@@ -115,3 +115,24 @@ Time = Annotated[Figure, pydantic.AfterValidator(_of("time"))]
 Bandwidth = Annotated[Figure, pydantic.AfterValidator(_of("bandwidth"))]
 Compute = Annotated[Figure, pydantic.AfterValidator(_of("compute"))]
 Frequency = Annotated[Figure, pydantic.AfterValidator(_of("frequency"))]
+
+
+def sourced(table: Strict, path: str = "") -> Iterator[tuple[str, Sourced]]:
+    """Everything in a table that says where it comes from, with the key path to it, in the order of the file.
+
+    Entries of a list are numbered from 1, those that are for a target are called after it.
+    """
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        here = f"{path}.{name}" if path else name
+        if isinstance(value, Sourced):
+            yield here, value
+        elif isinstance(value, Strict):
+            yield from sourced(value, here)
+        elif isinstance(value, tuple):
+            for number, entry in enumerate(value, 1):
+                key = f"{here}[{getattr(entry, 'target', None) or number}]"
+                if isinstance(entry, Sourced):
+                    yield key, entry
+                elif isinstance(entry, Strict):
+                    yield from sourced(entry, key)
