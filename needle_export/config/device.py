@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from needle_export.config.budget import Budget
 from needle_export.config.figures import Bandwidth, Bytes, Compute, Count, Frequency, Sourced, System, Time, Version
 from needle_export.config.options import CACHE_FORMS, WEIGHTS, BuildOptions
 from needle_export.config.rates import Rates
@@ -164,6 +165,7 @@ class Device(Strict):
         runtime: those that artifacts can run in, the one that suits the device best first.
         without: targets without one, and why.
         refusal: why there is none at all, as the end of a sentence; empty where there is one.
+        budget: what a build for the device is held to unless told otherwise.
     """
 
     id: Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)]
@@ -176,6 +178,7 @@ class Device(Strict):
     runtime: tuple[Runtime, ...] = ()
     without: tuple[Without, ...] = ()
     refusal: Annotated[str, pydantic.StringConstraints(max_length=1000, strip_whitespace=True)] = ""
+    budget: tuple[Budget, ...] = ()
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Device:
@@ -187,12 +190,19 @@ class Device(Strict):
             raise ValueError("a device with a runtime has no refusal")
         if not self.runtime and not self.refusal:
             raise ValueError("a device without a runtime says why in refusal")
+        if next((b for b in self.budget if b.device not in (None, self.id)), None):
+            raise ValueError("a budget in a device file is about another device")
         return self
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]:
         """Those that artifacts can run in."""
         return self.runtime
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """What a build for the device is held to unless told otherwise."""
+        return self.budget
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -67,7 +67,8 @@ def validate(cls: type[M], raw: dict[str, Any], where: str) -> M:
     except TypeError:
         raise BadInput("dates and times have no place here", where=where) from None
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key is missing too, and what it should be called says more than that.
+        first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
         keys = [part for part in first["loc"] if not _is_branch(part)]
         raise BadInput(_sentence(first), where=f"{where}: {_path(keys)}" if keys else where,
                        fix=_fix(cls, first, list(first["loc"]))) from None

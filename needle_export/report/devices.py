@@ -82,6 +82,7 @@ def render(device: Device, *, color: bool = False, width: int = 100) -> str:
         page.section(Section(f"{runtime.target}: {_called(runtime)}", columns, cells, frozenset()))
     absent = tuple((w.target, w.why, w.kind, w.source) for w in device.without)
     page.section(Section("Targets without a runtime", ("target", "why", "kind", "source"), absent, frozenset()))
+    page.section(Section("Budgets of its own", ("budget",), tuple((b.sentence,) for b in device.budgets), frozenset()))
     return page.text()
 
 
