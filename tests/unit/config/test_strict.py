@@ -19,7 +19,7 @@ class Leaf(Strict):
 class Branch(Strict):
     leaf: Leaf
     leaves: tuple[Leaf, ...] = ()
-    by_name: dict[str, Leaf] = {}
+    by_name: dict[str, Leaf] | None = None
     amount: str | float | None = None
 
 
