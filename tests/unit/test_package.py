@@ -26,7 +26,7 @@ print(shipped("devices").parent, *names)
 
 
 def test_a_wheel_holds_devices_and_recipes(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools.build_meta")
+    pytest.importorskip("setuptools", minversion="77")
     source, wheels, installed = tmp_path / "source", tmp_path / "wheels", tmp_path / "installed"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
