@@ -12,6 +12,7 @@ import pytest
 
 from needle_export import errors
 from needle_export.cli.failures import EXIT_CODES
+from needle_export.report.schema import SCHEMA
 from tests.cli.conftest import Run, Start
 from tests.support.reports import is_whole
 
@@ -71,7 +72,7 @@ def test_exit_codes_as_json(run: Run, code: int, fake: str, sentence: str) -> No
         head, tail = error["where"] and f"{error['where']}: ", error["fix"] and f"; {error['fix']}"
         assert result.stderr == f"error: {head}{error['message']}{tail}\n"
     else:
-        assert answer["schema"] == 2
+        assert answer["schema"] == SCHEMA
 
 
 @pytest.mark.parametrize(("code", "number", "sentence"), SIGNALS)
