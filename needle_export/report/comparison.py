@@ -21,6 +21,9 @@ LABELS = ("folder", "target", "weights")
 SORTS = ("size", *LABELS, *(metric.name for metric in METRICS if metric.name != "size"))
 """What rows can be sorted by; the first is taken where nobody asks."""
 
+RANDOM = "RANDOM WEIGHTS, made for tests: sizes and speeds are real, losses mean nothing"
+"""What is said, first of all, of artifacts whose weights mean nothing."""
+
 _HASH = 8
 
 
@@ -197,8 +200,7 @@ def _key(row: Row, sort: str) -> tuple[bool, float | str]:
 
 def _warnings(rows: Sequence[Row]) -> list[str]:
     random = [row for row in rows if row.model.random]
-    text = "RANDOM WEIGHTS, made for tests: sizes and speeds are real, losses mean nothing"
-    warnings = [f"{text} ({_names(random)})"] if random else []
+    warnings = [f"{RANDOM} ({_names(random)})"] if random else []
     lesser = [row for row in rows if row.status != "verified-on-runtime"]
     return warnings + [f"{STATUS[g[0].status]}: {_names(g)}" for g in _groups(lesser, lambda row: row.status)]
 

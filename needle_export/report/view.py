@@ -242,11 +242,11 @@ def _left(artifact: Artifact) -> Section:
         reasons: dict[str, list[LeftUnfused]] = {}
         for left in fusion.left:
             reasons.setdefault(left.reason, []).append(left)
-        rows += [(op, _places(places), places[0].node, reason) for reason, places in reasons.items()]
+        rows += [(op, places_of(places), places[0].node, reason) for reason, places in reasons.items()]
     return Section("Left unfused, and why", ("op", "layers", "first node", "reason"), tuple(rows))
 
 
-def _places(places: Sequence[LeftUnfused]) -> str:
+def places_of(places: Sequence[LeftUnfused]) -> str:
     layers = sorted({place.layer for place in places if place.layer is not None})
     outside = ["outside the stack"] if any(place.layer is None for place in places) else []
     return ", ".join([*_ranges(layers), *outside])
