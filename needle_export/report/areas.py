@@ -10,12 +10,16 @@ from needle_export.report.cited import Citation, Number
 from needle_export.report.sizes import TensorBytes
 from needle_export.report.treemap import Rect, squarify
 from needle_export.report.units import size
+from needle_export.report.view import ROLE_MEANINGS
 
 OVERHEAD = "overhead"
 """What no weight of the model takes: graph, names, padding, constants."""
 
 TYPE = 12.0
 """Size of the type in an area, px."""
+
+_TONES = frozenset((*ROLE_MEANINGS, OVERHEAD))
+"""Roles that have a colour."""
 
 _ROLE_LINE = 20.0
 _LINE = 16.0
@@ -40,6 +44,11 @@ class Role:
     bytes: Number
     share: Number
     parts: tuple[Part, ...]
+
+    @property
+    def tone(self) -> str:
+        """The class of its colour; a role that nobody knows gets that of overhead."""
+        return self.name if self.name in _TONES else OVERHEAD
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,14 @@ class Area:
     """One area of a map.
 
     Attributes:
-        role: that it belongs to, as a style sheet's class.
+        tone: the class of its role's colour.
         rect: x and width in percent of the map's width, y and height in px.
         label: written into it where it fits, else empty.
         title: all that there is to say about it.
         bytes: what it stands for.
     """
 
-    role: str
+    tone: str
     rect: Rect
     label: str
     title: str
@@ -85,7 +94,7 @@ class Area:
 class Outline:
     """A role in a map: the rectangle around its areas; ``label`` and ``size`` are written where they fit."""
 
-    role: str
+    tone: str
     rect: Rect
     label: str
     size: Number | None
@@ -118,15 +127,15 @@ def _map(roles: Sequence[Role], frame: Frame) -> Map:
 def _outline(role: Role, rect: Rect, frame: Frame) -> Outline:
     room = rect.width * frame.narrowest / frame.usual - 2 * _PAD
     if rect.height < _ROLE_LINE or room < text_width(role.name, TYPE):
-        return Outline(role.name, _stretched(rect, frame), "", None)
+        return Outline(role.tone, _stretched(rect, frame), "", None)
     both = room >= text_width(f"{role.name}  {role.bytes.text}", TYPE)
-    return Outline(role.name, _stretched(rect, frame), role.name, role.bytes if both else None)
+    return Outline(role.tone, _stretched(rect, frame), role.name, role.bytes if both else None)
 
 
 def _areas(role: Role, rect: Rect, frame: Frame, *, covered: bool) -> list[Area]:
     """The layers of a role; the upper left one leaves room for the role's name if that is written."""
     if not role.parts:
-        return [Area(role.name, _stretched(rect, frame), "", f"{role.name}: {role.bytes.text}", role.bytes)]
+        return [Area(role.tone, _stretched(rect, frame), "", f"{role.name}: {role.bytes.text}", role.bytes)]
     parts = [part for part in role.parts if part.bytes.value]
     out = []
     for part, cell in zip(parts, squarify([int(part.bytes.value) for part in parts], rect), strict=True):
@@ -134,7 +143,7 @@ def _areas(role: Role, rect: Rect, frame: Frame, *, covered: bool) -> list[Area]
         below = cell.height - (_ROLE_LINE if covered and cell.y < rect.y + _ROLE_LINE else 0)
         label = part.label if room >= text_width(part.label, TYPE) and below >= _LINE + 2 else ""
         title = f"{role.name}, {part.name}: {part.bytes.text}"
-        out.append(Area(role.name, _stretched(cell, frame), label, title, part.bytes))
+        out.append(Area(role.tone, _stretched(cell, frame), label, title, part.bytes))
     return out
 
 

@@ -58,7 +58,7 @@ def around(values: Sequence[float]) -> Scale:
 
 
 def rounds(scale: Scale, most: int = 5) -> tuple[float, ...]:
-    """Round numbers on a logarithmic scale, about ``most`` of them at most: as fine as that allows, the same each decade."""
+    """Round numbers on a logarithmic scale, not many more than ``most``, the same of each decade."""
     powers = range(math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high)) + 1)
     found: list[float] = []
     for digits in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
@@ -96,14 +96,35 @@ class Label:
     away: bool = False
 
 
+_BESIDE, _OVER = 10.0, 16.0
+"""How far a label stands from its point, sideways and up or down, for type of 12 px."""
+
+AROUND = (
+    Label("start", _BESIDE, 0), Label("end", -_BESIDE, 0), Label("middle", 0, -_OVER), Label("middle", 0, _OVER),
+    *(Label(anchor, side, down)
+      for anchor, side in (("start", _BESIDE), ("end", -_BESIDE)) for down in (-_OVER, _OVER)),
+    *(Label(anchor, 2 * side, steps * _OVER * way, away=True) for steps in (2, 3, 4, 5)
+      for anchor, side in (("start", _BESIDE), ("end", -_BESIDE)) for way in (1, -1)),
+)
+"""Places around a point, the best first."""
+
+BESIDE = (
+    Label("start", _BESIDE, 0),
+    *(Label("start", 2 * _BESIDE, steps * _OVER / 2 * way, away=True) for steps in range(1, 9) for way in (-1, 1)),
+    Label("end", -_BESIDE, 0),
+)
+"""Places beside the end of a line."""
+
+
 def place_labels(points: Sequence[tuple[float, float]], texts: Sequence[str], size: float, widths: Sequence[float],
-                 height: float) -> list[Label | None]:
+                 height: float, places: Sequence[Label] = AROUND) -> list[Label | None]:
     """A place for each point's label that covers neither a point nor another label, in a frame of each of the widths.
 
     Args:
         points: x as a fraction of the width, y in the unit of the height.
         size: of the type.
         widths: of the frame, narrowest and widest; in between points only move apart.
+        places: that are tried, in this order.
 
     Returns:
         None for a label that has no place; then a table must name the point.
@@ -112,7 +133,7 @@ def place_labels(points: Sequence[tuple[float, float]], texts: Sequence[str], si
     out: list[Label | None] = []
     for index, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
         long = text_width(text, size)
-        for label in _candidates(size):
+        for label in places:
             boxes = [_box(x * width + label.dx, y + label.dy, long, size, label.anchor) for width in widths]
             if all(_free(box, [b for at, b in enumerate(others) if at != index], width, height)
                    for box, others, width in zip(boxes, taken, widths, strict=True)):
@@ -134,16 +155,6 @@ def _free(box: Box, others: Sequence[Box], width: float, height: float) -> bool:
 def _around(x: float, y: float) -> Box:
     """What a point's marker covers."""
     return x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER
-
-
-def _candidates(size: float) -> list[Label]:
-    beside, over = 10.0, 7.0 + size * 0.8
-    near = [Label("start", beside, 0), Label("end", -beside, 0), Label("middle", 0, -over), Label("middle", 0, over),
-            Label("start", beside, -over), Label("start", beside, over), Label("end", -beside, -over),
-            Label("end", -beside, over)]
-    far = [Label(anchor, side * beside * 2, direction * over * steps, away=True)
-           for steps in (2, 3, 4, 5) for anchor, side in (("start", 1), ("end", -1)) for direction in (1, -1)]
-    return near + far
 
 
 def _box(x: float, y: float, width: float, size: float, anchor: str) -> Box:

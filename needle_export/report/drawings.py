@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from needle_export.report.charts import Label, around, decades, from_zero, place_labels, rounds, text_width
+from needle_export.report.charts import BESIDE, Label, around, decades, from_zero, place_labels, rounds, text_width
 from needle_export.report.cited import Number
 from needle_export.report.units import milliseconds, size, small, whole
 
@@ -20,6 +20,12 @@ TYPE = 12.0
 
 _ZERO_BAND = 44.0
 """Height of the strip for losses of exactly 0, which a logarithmic axis can't hold, px."""
+
+_LINES = 0.6
+"""Share of a plot that lines take; the rest is for their names."""
+
+_LONGEST = 70.0
+"""Length of the longest bar in percent; the rest is for what the slower steps take."""
 
 _TARGETS = ("onnx", "tflite", "coreml")
 _MAX_LABEL = 24
@@ -107,7 +113,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A time as a bar, and the one that 95 of 100 stay within; lengths in percent of the longest."""
+    """A time as a bar, and the one that 95 of 100 stay within, in percent of the room; ``beyond`` if it is longer."""
 
     name: str
     target: str
@@ -117,6 +123,7 @@ class Bar:
     within: Number | None
     length: float
     whisker: float
+    beyond: bool
 
 
 def shape_of(target: str) -> str:
@@ -167,8 +174,11 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
     if not points:
         return None
     lengths = sorted({int(tokens.value) for tokens, _ in points})
-    across = around([float(length) for length in lengths])
+    scale = around([float(length) for length in lengths])
     upward, times = from_zero(max(ms.value for _, ms in points), 4)
+    def across(length: float) -> float:
+        return scale(length) * _LINES
+
     marks: list[tuple[float, float]] = []
     shown: list[tuple[Line, Number, Number, bool]] = []
     segments = []
@@ -181,7 +191,7 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
             shown.append((line, tokens, ms, at == len(places) - 1))
     # The last point of a line bears its name; the others only stand in the way of it.
     texts = [_line_name(line) if last else "" for line, _, _, last in shown]
-    labels = place_labels(marks, texts, TYPE, WIDTHS, HEIGHT)
+    labels = place_labels(marks, texts, TYPE, WIDTHS, HEIGHT, BESIDE)
     made = tuple(
         Mark(100 * place[0], place[1], shape_of(line.target), line.measured, label if text else None, text,
              f"{line.name}, {tokens.text} tokens: {ms.text}, "
@@ -196,10 +206,10 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
 def bars(rows: Iterable[tuple[str, str, bool, str, Number, Number | None]]) -> tuple[Bar, ...]:
     """Bars from (name, target, measured, machine, ms, within), as long as their times."""
     given = list(rows)
-    longest = max((max(ms.value, within.value if within else 0) for *_, ms, within in given), default=0) or 1
+    scale = _LONGEST / (max((ms.value for *_, ms, _ in given), default=0) or 1)
     return tuple(
-        Bar(name, shape_of(target), measured, machine, ms, within, 100 * ms.value / longest,
-            100 * within.value / longest if within else 0)
+        Bar(name, shape_of(target), measured, machine, ms, within, scale * ms.value,
+            min(100.0, scale * within.value) if within else 0.0, bool(within and scale * within.value > 100))
         for name, target, measured, machine, ms, within in given
     )
 

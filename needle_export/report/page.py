@@ -96,9 +96,18 @@ def prepare(reports: Sequence[tuple[str, Report]]) -> Page:
         warnings=tuple(warning for warning in found.warnings if not warning.startswith(RANDOM)),
         plot=size_and_loss(sized), unknown_loss=unknown, untimed=tuple(card.name for card in cards if not card.timings),
         random=f"{RANDOM}{of}" if random else "", prompts=by_length(lines), steps=steps,
-        kinds=frozenset(timing.kind for card in cards for timing in card.timings), notes=found.notes,
+        kinds=frozenset(timing.kind for card in cards for timing in card.timings),
+        notes=_notes(found.notes, len(cards)),
         made_by=f"{first.tool.name} {first.tool.version}, report schema {first.schema}",
     )
+
+
+def _notes(notes: Sequence[str], artifacts: int) -> tuple[str, ...]:
+    """What compare says below its table; the page has a word for its mark, and none where nothing is compared."""
+    mark = "*: "
+    if artifacts == 1:
+        return tuple(note for note in notes if not note.startswith(mark))
+    return tuple(f"unbeaten: {note.removeprefix(mark)}" if note.startswith(mark) else note for note in notes)
 
 
 def _cards(reports: Sequence[tuple[str, Report]], rows: Sequence[Row], cites: Sequence[Citation]) -> tuple[Card, ...]:
