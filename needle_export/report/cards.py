@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from needle_export.config.metrics import METRICS
+from needle_export.config.metrics import LATENCIES, METRICS
 from needle_export.report.areas import OVERHEAD, Map, Role, maps, parts_of
 from needle_export.report.cited import Citation, Number, number
 from needle_export.report.comparison import Row
@@ -35,10 +35,11 @@ _ITEMS = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure with what it counts, or why there is none."""
+    """A figure with what it counts, or why there is none; ``estimated`` where nothing was run for it."""
 
     title: str
     number: Number | None
+    estimated: bool
     why: str
     meaning: str
 
@@ -129,7 +130,9 @@ def make_card(key: str, row: Row, cite: Citation, index: int, artifact: Artifact
         status_words=STATUS[artifact.status], proof=PROOF[artifact.status], grade=GRADES[artifact.status],
         unbeaten=row.unbeaten,
         tiles=tuple(
-            Tile(m.title, cite.metric(index, m.name, row.metrics[m.name]), row.metrics[m.name].why, m.meaning)
+            Tile(m.title, cite.metric(index, m.name, row.metrics[m.name]),
+                 m.name in LATENCIES and row.latency is not None and row.latency.kind == "estimated",
+                 row.metrics[m.name].why, m.meaning)
             for m in METRICS
         ),
         roles=roles, maps=maps(roles), facts=tuple(_facts(cite, at)), runtimes=_runtimes(cite, at, artifact),

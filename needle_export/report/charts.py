@@ -10,6 +10,9 @@ _CHAR = 0.62
 """Width of an average character in units of the type's size; on the wide side, so that what fits does fit."""
 
 
+LINE = 1.1
+"""From a line of a label to the next, in units of the type's size."""
+
 _MARKER = 7.0
 """Half the side of the square that a marker covers."""
 
@@ -76,8 +79,8 @@ def _round_step(least: float) -> float:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a line of text is, in the unit of its size."""
-    return len(text) * size * _CHAR
+    """About how wide a text is, the longest of its lines, in the unit of its size."""
+    return max(map(len, text.split("\n"))) * size * _CHAR
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ def place_labels(points: Sequence[tuple[float, float]], texts: Sequence[str], si
     for index, ((x, y), text) in enumerate(zip(points, texts, strict=True)):
         long = text_width(text, size)
         for label in places:
-            boxes = [_box(x * width + label.dx, y + label.dy, long, size, label.anchor) for width in widths]
+            below = size * (0.6 + LINE * text.count("\n"))
+            boxes = [_box(x * width + label.dx, y + label.dy, long, below, label.anchor) for width in widths]
             if all(_free(box, [b for at, b in enumerate(others) if at != index], width, height)
                    for box, others, width in zip(boxes, taken, widths, strict=True)):
                 for box, others in zip(boxes, taken, strict=True):
@@ -157,9 +161,10 @@ def _around(x: float, y: float) -> Box:
     return x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER
 
 
-def _box(x: float, y: float, width: float, size: float, anchor: str) -> Box:
+def _box(x: float, y: float, width: float, below: float, anchor: str) -> Box:
+    """What a label covers whose first line has its middle at y, with this much below that."""
     left = {"start": x, "end": x - width, "middle": x - width / 2}[anchor]
-    return left, y - size * 0.6, left + width, y + size * 0.6
+    return left, y - _OVER / 2, left + width, y + below
 
 
 def _overlap(a: Box, b: Box) -> bool:

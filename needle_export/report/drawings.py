@@ -78,12 +78,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart with two axes."""
+    """A chart with two axes; ``unnamed`` are names of points that it has no room for."""
 
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     marks: tuple[Mark, ...]
     segments: tuple[Segment, ...]
+    unnamed: tuple[str, ...]
     height: float = HEIGHT
     zero: float | None = None
 
@@ -165,7 +166,7 @@ def size_and_loss(points: Sequence[Sized]) -> Plot | None:
         y_ticks.append(Tick(y(0), "0", line=False))
     sizes = [Tick(100 * across(value), _axis_size(value)) for value in rounds(across)]
     return Plot(_apart(sizes), tuple(y_ticks), marks,
-                tuple(steps), zero=height if zero else None)
+                tuple(steps), _unnamed(marks), zero=height if zero else None)
 
 
 def by_length(lines: Sequence[Line]) -> Plot | None:
@@ -200,7 +201,7 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
     )
     x_ticks = _apart([Tick(100 * across(length), whole(length)) for length in lengths])
     y_ticks = tuple(Tick((1 - upward(time)) * HEIGHT, _ms(time)) for time in times)
-    return Plot(x_ticks, y_ticks, made, tuple(segments))
+    return Plot(x_ticks, y_ticks, made, tuple(segments), _unnamed(made))
 
 
 def bars(rows: Iterable[tuple[str, str, bool, str, Number, Number | None]]) -> tuple[Bar, ...]:
@@ -214,13 +215,17 @@ def bars(rows: Iterable[tuple[str, str, bool, str, Number, Number | None]]) -> t
     )
 
 
+def _unnamed(marks: Iterable[Mark]) -> tuple[str, ...]:
+    return tuple(", ".join(mark.name.split("\n")) for mark in marks if mark.name and mark.label is None)
+
+
 def shortened(name: str) -> str:
     """A name that has room in a chart."""
     return name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL - 1]}…"
 
 
 def _line_name(line: Line) -> str:
-    return shortened(line.name) if line.measured else f"{shortened(line.name)}, estimated"
+    return shortened(line.name) if line.measured else f"{shortened(line.name)}\nestimated"
 
 
 def _ms(value: float) -> str:

@@ -115,13 +115,18 @@ def test_measured_and_estimated_differ_in_form_and_in_words(several: list[tuple[
     for mark in data.prompts.marks:
         estimated = "imaginary phone" in mark.title
         assert mark.solid is not estimated and ("estimated" in mark.title) is estimated
-    assert [m.name for m in data.prompts.marks if not m.solid and m.name] == ["tflite int4, estimated"]
+    assert [m.name for m in data.prompts.marks if not m.solid and m.name] == ["tflite int4\nestimated"]
+    drawn = next(m for m in data.prompts.marks if not m.solid and m.name)
+    assert drawn.label is not None and ">estimated</tspan>" in text
     assert {s.dashed for s in data.prompts.segments if s.shape == "tflite"} == {True}
     assert {s.dashed for s in data.prompts.segments if s.shape == "onnx"} == {False}
     assert [bar.measured for bar in data.steps if bar.machine == "an imaginary phone"] == [False]
     assert "estimated, dashed and hollow" in text and "nothing here is estimated" not in text
+    phone = next(card for card in data.cards if card.folder == "builds/phone")
+    assert [tile.title for tile in phone.tiles if tile.estimated] == ["decode", "prefill"]
+    assert text.count(">estimated</em>") == 2 + 2 + 2  # its tiles, its row of the table, its bar and the key to that
     measured = render_page(several[:2])
-    assert "nothing here is estimated" in measured and "hollow" not in measured.split("<body>")[1]
+    assert "nothing here is estimated" in measured and ">estimated<" not in measured and "hollow" not in measured.split("<body>")[1]
 
 
 def test_size_against_loss_marks_what_compare_marks(several: list[tuple[str, Report]]) -> None:
