@@ -100,8 +100,12 @@ def parse_json(text: str, where: str) -> Any:
     def refuse(constant: str) -> Any:
         raise BadInput(f"{constant} isn't a number that JSON has", where=where)
 
+    def finite(digits: str) -> float:
+        value = float(digits)
+        return value if math.isfinite(value) else refuse(digits[:40])
+
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
     except json.JSONDecodeError as error:
         raise BadInput(f"line {error.lineno} isn't valid JSON ({error.msg})", where=where) from None
     except (RecursionError, ValueError):

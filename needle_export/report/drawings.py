@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from needle_export.report.charts import BESIDE, Label, around, decades, from_zero, place_labels, rounds, text_width
 from needle_export.report.cited import Number
+from needle_export.report.timings import Kind
 from needle_export.report.units import milliseconds, size, small, whole
 
 HEIGHT = 260.0
@@ -107,7 +108,7 @@ class Line:
 
     name: str
     target: str
-    measured: bool
+    kind: Kind
     machine: str
     points: tuple[tuple[Number, Number], ...]
 
@@ -118,7 +119,7 @@ class Bar:
 
     name: str
     target: str
-    measured: bool
+    kind: Kind
     machine: str
     ms: Number
     within: Number | None
@@ -185,7 +186,7 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
     segments = []
     for line in lines:
         places = [(across(tokens.value), (1 - upward(ms.value)) * HEIGHT) for tokens, ms in line.points]
-        segments += [Segment(100 * a[0], a[1], 100 * b[0], b[1], shape_of(line.target), not line.measured)
+        segments += [Segment(100 * a[0], a[1], 100 * b[0], b[1], shape_of(line.target), line.kind == "estimated")
                      for a, b in pairwise(places)]
         for at, (place, (tokens, ms)) in enumerate(zip(places, line.points, strict=True)):
             marks.append(place)
@@ -194,9 +195,8 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
     texts = [_line_name(line) if last else "" for line, _, _, last in shown]
     labels = place_labels(marks, texts, TYPE, WIDTHS, HEIGHT, BESIDE)
     made = tuple(
-        Mark(100 * place[0], place[1], shape_of(line.target), line.measured, label if text else None, text,
-             f"{line.name}, {tokens.text} tokens: {ms.text}, "
-             f"{'measured' if line.measured else 'estimated'}: {line.machine}", (tokens, ms))
+        Mark(100 * place[0], place[1], shape_of(line.target), line.kind != "estimated", label if text else None, text,
+             f"{line.name}, {tokens.text} tokens: {ms.text}, {line.kind}: {line.machine}", (tokens, ms))
         for place, (line, tokens, ms, _), label, text in zip(marks, shown, labels, texts, strict=True)
     )
     x_ticks = _apart([Tick(100 * across(length), whole(length)) for length in lengths])
@@ -204,14 +204,14 @@ def by_length(lines: Sequence[Line]) -> Plot | None:
     return Plot(x_ticks, y_ticks, made, tuple(segments), _unnamed(made))
 
 
-def bars(rows: Iterable[tuple[str, str, bool, str, Number, Number | None]]) -> tuple[Bar, ...]:
-    """Bars from (name, target, measured, machine, ms, within), as long as their times."""
+def bars(rows: Iterable[tuple[str, str, Kind, str, Number, Number | None]]) -> tuple[Bar, ...]:
+    """Bars from (name, target, kind, machine, ms, within), as long as their times."""
     given = list(rows)
     scale = _LONGEST / (max((ms.value for *_, ms, _ in given), default=0) or 1)
     return tuple(
-        Bar(name, shape_of(target), measured, machine, ms, within, scale * ms.value,
+        Bar(name, shape_of(target), kind, machine, ms, within, scale * ms.value,
             min(100.0, scale * within.value) if within else 0.0, bool(within and scale * within.value > 100))
-        for name, target, measured, machine, ms, within in given
+        for name, target, kind, machine, ms, within in given
     )
 
 
@@ -225,7 +225,8 @@ def shortened(name: str) -> str:
 
 
 def _line_name(line: Line) -> str:
-    return shortened(line.name) if line.measured else f"{shortened(line.name)}\nestimated"
+    """What isn't this program's own measurement says in a second line what it is."""
+    return shortened(line.name) if line.kind == "measured" else f"{shortened(line.name)}\n{line.kind}"
 
 
 def _ms(value: float) -> str:

@@ -81,11 +81,11 @@ def prepare(reports: Sequence[tuple[str, Report]]) -> Page:
     shown = [(row, card) for row, card in zip(found.rows, cards, strict=True)]
     sized, unknown = _sized(shown)
     lines = [
-        Line(card.name, card.target, timing.kind == "measured", timing.machine,
+        Line(card.name, card.target, timing.kind, timing.machine,
              tuple((prompt.tokens, prompt.ms) for prompt in timing.prompts))
         for card in cards for timing in card.timings
     ]
-    steps = bars((card.name, card.target, timing.kind == "measured", timing.machine, timing.decode, timing.within)
+    steps = bars((card.name, card.target, timing.kind, timing.machine, timing.decode, timing.within)
                  for card in cards for timing in card.timings if timing.decode)
     random = [card.name for row, card in shown if row.model.random]
     of = f" ({', '.join(random)})" if len(random) < len(cards) else ""

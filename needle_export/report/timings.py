@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from needle_export.report.cited import Citation, Number
-from needle_export.report.measured import LatencyKind
+from needle_export.report.measured import Latency
 from needle_export.report.schema import Artifact
 from needle_export.report.units import milliseconds, plural, rate, whole
 
-KINDS: dict[LatencyKind, str] = {
-    "measured": "ran on the machine named",
-    "estimated": "computed from the artifact's operations and the machine's rates; nothing ran there",
-}
-"""What each kind of time is."""
+Kind = Literal["measured", "imported", "estimated"]
+"""Measured by this program, measured by another one and imported, or computed without running anything."""
+
+_ORDER: tuple[Kind, ...] = ("measured", "imported", "estimated")
+
+Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class PromptTime:
 
     tokens: Number
     ms: Number
-    rate: Number
+    rate: Number | None
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Timing:
     """One artifact on one machine.
 
     Attributes:
-        kind: whether it ran there.
+        kind: whether it ran there, and who says so.
         machine: in words.
         how: threads, and what repeats it.
         command: what repeats it; empty where nothing does.
@@ -43,7 +44,7 @@ class Timing:
         start: what else was timed: a name and a number each.
     """
 
-    kind: LatencyKind
+    kind: Kind
     machine: str
     how: str
     command: str
@@ -56,15 +57,19 @@ class Timing:
 
 
 def timings(cite: Citation, index: int, artifact: Artifact) -> tuple[Timing, ...]:
-    """Every timing of the artifact with this index in its report, measured ones first."""
-    found = [_latency(cite, index, artifact)] if artifact.latency else []
-    return tuple(sorted(found, key=lambda timing: timing.kind != "measured"))
+    """Every timing of the artifact with this index in its report: measured here, then imported, then estimated."""
+    at: Place = ("artifacts", index)
+    found = [_latency(cite, (*at, "latency"), artifact.latency)] if artifact.latency else []
+    found += [_estimate(cite, (*at, "estimates", i), raw) for i, raw in enumerate(cite.items(*at, "estimates"))]
+    files: dict[tuple[object, ...], list[int]] = {}
+    imported = cite.items(*at, "imported")
+    for i, raw in enumerate(imported):
+        files.setdefault((raw["device"], raw["file"], raw["sha256"], raw["threads"]), []).append(i)
+    found += [_imported(cite, (*at, "imported"), imported, entries) for entries in files.values()]
+    return tuple(sorted(found, key=lambda timing: _ORDER.index(timing.kind)))
 
 
-def _latency(cite: Citation, index: int, artifact: Artifact) -> Timing:
-    latency = artifact.latency
-    assert latency is not None
-    at: Sequence[str | int] = ("artifacts", index, "latency")
+def _latency(cite: Citation, at: Place, latency: Latency) -> Timing:
     step = latency.decode is not None
     return Timing(
         kind=latency.kind,
@@ -88,4 +93,45 @@ def _latency(cite: Citation, index: int, artifact: Artifact) -> Timing:
             for title, name in (("load", "load_ms"), ("first token", "first_ms"))
             if getattr(latency, name) is not None
         ),
+    )
+
+
+def _estimate(cite: Citation, at: Place, raw: dict[str, Any]) -> Timing:
+    """What a device's rates make of the artifact's operations."""
+    return Timing(
+        kind="estimated", machine=raw["name"], how=f"computed from rates of the device, of which the weakest is "
+        f"{'a guess' if raw['basis'] == 'guess' else raw['basis']}; nothing ran there", command="",
+        decode=cite(milliseconds, *at, "decode_ms"), within=None, decode_rate=None,
+        position=cite(whole, *at, "position"),
+        prompts=_prompts(cite, at, "prefill", raw["prefill"]),
+        start=tuple((f"of a step: {part}", cite(milliseconds, *at, "parts", part)) for part in sorted(raw["parts"])),
+    )
+
+
+def _prompts(cite: Citation, at: Place, key: str, prompts: list[dict[str, Any]]) -> tuple[PromptTime, ...]:
+    return tuple(
+        PromptTime(cite(whole, *at, key, i, "tokens"), cite(milliseconds, *at, key, i, "ms"),
+                   cite(rate, *at, key, i, "tokens_per_s"))
+        for i in sorted(range(len(prompts)), key=lambda i: prompts[i]["tokens"])
+    )
+
+
+def _imported(cite: Citation, at: Place, every: list[dict[str, Any]], entries: list[int]) -> Timing:
+    """What one file of another program tells of a device; of several decode steps the last."""
+    first = every[entries[0]]
+    steps = [i for i in entries if every[i]["phase"] == "decode"]
+    prompts = sorted((i for i in entries if every[i]["phase"] == "prefill"), key=lambda i: every[i]["tokens"])
+    told = [f"{first['statistic']} by {first['format']}"]
+    told += [plural(first["threads"], "thread")] if first["threads"] is not None else []
+    told += [first["date"]] if first["date"] is not None else []
+    return Timing(
+        kind="imported", machine=first["device"], command="",
+        how=f"{', '.join(told)}; from {first['file']}, SHA-256 {first['sha256']}",
+        decode=cite(milliseconds, *at, steps[-1], "ms") if steps else None,
+        within=None, decode_rate=None, position=None,
+        prompts=tuple(PromptTime(cite(whole, *at, i, "tokens"), cite(milliseconds, *at, i, "ms"), None)
+                      for i in prompts),
+        start=tuple((title, cite(milliseconds, *at, i, name))
+                    for title, name in (("load", "load_ms"), ("first call", "first_ms"))
+                    for i in entries if every[i][name] is not None),
     )

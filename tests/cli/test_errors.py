@@ -35,8 +35,8 @@ from tests.cli.conftest import ROOT, Run, Start
     (["inspect", "x", "--head", "48/64,-1/2"], "'-1/2' isn't a pair of widths"),
     (["sample", "/dev/null"], "/dev/null: this isn't a regular file"),
     (["sample", "/"], "/: this is a folder"),
-    (["report", "d", "--format", "html"], "'html' is not one of 'text', 'markdown', 'json'"),
-    (["report", "d", "extra"], "unexpected extra argument"),
+    (["report", "d", "--format", "pdf"], "'pdf' is not one of 'text', 'markdown', 'json', 'html'"),
+    (["verify", "d", "extra"], "unexpected extra argument"),
 ])
 def test_usage_mistakes_are_one_sentence(run: Run, arguments: list[str], sentence: str) -> None:
     result = run(*arguments)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from needle_export.report.page import prepare, render_page
-from needle_export.report.schema import Report, load_report, parse_report
+from needle_export.report.schema import Artifact, Report, load_report, parse_report
 from needle_export.report.view import STATUS
 from tests.support.pages import Page, longest_common_prompt, looked_up, made_up, reads_as
 from tests.support.reports import make_artifact, make_report, write_artifact
@@ -120,13 +120,56 @@ def test_measured_and_estimated_differ_in_form_and_in_words(several: list[tuple[
     assert drawn.label is not None and ">estimated</tspan>" in text
     assert {s.dashed for s in data.prompts.segments if s.shape == "tflite"} == {True}
     assert {s.dashed for s in data.prompts.segments if s.shape == "onnx"} == {False}
-    assert [bar.measured for bar in data.steps if bar.machine == "an imaginary phone"] == [False]
+    assert [bar.kind for bar in data.steps if bar.machine == "an imaginary phone"] == ["estimated"]
     assert "estimated, dashed and hollow" in text and "nothing here is estimated" not in text
     phone = next(card for card in data.cards if card.folder == "builds/phone")
     assert [tile.title for tile in phone.tiles if tile.estimated] == ["decode", "prefill"]
     assert text.count(">estimated</em>") == 2 + 2 + 2  # its tiles, its row of the table, its bar and the key to that
     measured = render_page(several[:2])
-    assert "nothing here is estimated" in measured and ">estimated<" not in measured and "hollow" not in measured.split("<body>")[1]
+    assert "nothing here is estimated" in measured and ">estimated<" not in measured
+    assert "hollow" not in measured.split("<body>")[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(Artifact):
+    """An artifact with times of other machines beside its own."""
+
+    estimates: tuple[dict[str, Any], ...] = ()
+    imported: tuple[dict[str, Any], ...] = ()
+
+
+def elsewhere() -> Report:
+    estimate = {"kind": "estimated", "device": "phone", "name": "Imaginary Phone 3", "basis": "guess", "position": 256,
+                "decode_ms": 4.5, "parts": {"bytes": 3.0, "ops": 1.5},
+                "prefill": [{"tokens": 256, "ms": 300.0, "tokens_per_s": 853.3},
+                            {"tokens": 64, "ms": 75.0, "tokens_per_s": 853.3}]}
+    found = {"kind": "imported", "device": "Imaginary Phone 3", "format": "csv", "file": "times.csv",
+             "sha256": "d" * 64, "date": None, "phase": "decode", "tokens": 1, "ms": 5.25, "statistic": "median",
+             "runs": 50, "ms_min": None, "ms_max": None, "ms_std": None, "first_ms": 9.5, "load_ms": None, "threads": 4}
+    prompt = {**found, "phase": "prefill", "tokens": 64, "ms": 81.0, "first_ms": None}
+    own = {f.name: getattr(make_artifact(), f.name) for f in dataclasses.fields(Artifact)}
+    fields = {**own, "estimates": (estimate,), "imported": (found, prompt)}
+    return make_report(Elsewhere(**{f.name: fields[f.name] for f in dataclasses.fields(Elsewhere)}))
+
+
+def test_times_of_other_machines_stand_beside_and_say_what_they_are() -> None:
+    report = elsewhere()
+    data = prepare([("d", report)])
+    timed = {timing.kind: timing for timing in data.cards[0].timings}
+    assert list(timed) == ["measured", "imported", "estimated"]
+    assert "a guess" in timed["estimated"].how and "times.csv" in timed["imported"].how
+    assert [prompt.tokens.value for prompt in timed["estimated"].prompts] == [64, 256]
+    steps = {bar.kind: bar.ms.value for bar in data.steps}
+    assert steps == {"measured": 2.5, "imported": 5.25, "estimated": 4.5}
+    assert data.prompts is not None
+    assert {m.name: m.solid for m in data.prompts.marks if m.name} == {
+        "onnx fp32": True, "onnx fp32\nimported": True, "onnx fp32\nestimated": False}
+    text = render_page([("d", report)])
+    for shown in Page(text).numbers:
+        assert json.loads(shown.value) == looked_up(shown.source, report)
+    # The artifact's own figures stay what was measured here.
+    assert not any(tile.estimated for tile in data.cards[0].tiles)
+    assert "imported: measured elsewhere, by another program" in text
 
 
 def test_size_against_loss_marks_what_compare_marks(several: list[tuple[str, Report]]) -> None:
