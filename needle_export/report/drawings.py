@@ -220,8 +220,9 @@ def _unnamed(marks: Iterable[Mark]) -> tuple[str, ...]:
 
 
 def shortened(name: str) -> str:
-    """A name that has room in a chart."""
-    return name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL - 1]}…"
+    """A name that has room in a chart: what tells it from others of its kind has a line of its own."""
+    lines = name.split(", ", 1)
+    return "\n".join(line if len(line) <= _MAX_LABEL else f"{line[:_MAX_LABEL - 1]}…" for line in lines)
 
 
 def _line_name(line: Line) -> str:

@@ -175,7 +175,7 @@ def test_times_of_other_machines_stand_beside_and_say_what_they_are() -> None:
 def test_size_against_loss_marks_what_compare_marks(several: list[tuple[str, Report]]) -> None:
     data = prepare(several)
     assert data.plot is not None
-    best = {mark.name for mark in data.plot.marks if mark.solid}
+    best = {mark.name.replace("\n", ", ") for mark in data.plot.marks if mark.solid}
     assert best == {"onnx fp32", "onnx int8, int8", "onnx int4", "coreml int4"}
     assert best == {card.name for card in data.cards if card.unbeaten}
     assert data.unknown_loss == ("other int4",)
