@@ -183,13 +183,17 @@ def test_everything_unfolds_and_is_legible_then(tab: Tab) -> None:
     assert not covered(found)
 
 
-def test_on_paper_it_is_light_and_unfolded(tab: Tab) -> None:
-    tab.emulate_media(media="print")
-    ink = tab.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink')").strip()
-    height = tab.locator("details .table").first.evaluate("e => e.getBoundingClientRect().height")
-    tab.emulate_media(media="screen")
-    assert ink == "#1b1d22"
-    assert height > 40
+def test_on_paper_it_is_light_and_shows_what_is_unfolded(tab: Tab) -> None:
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.evaluate("document.querySelector('details').open = true")
+    paper, ink = tab.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    heights = [e.evaluate("e => e.getBoundingClientRect().height") for e in tab.locator("details").all()[:2]]
+    found = seen(tab, 794)  # A4 at 96 pixels an inch
+    tab.evaluate("document.querySelector('details').open = false")
+    tab.emulate_media(media="screen", color_scheme="light")
+    assert (paper, ink) == ("rgb(255, 255, 255)", "rgb(27, 29, 34)")
+    assert heights[0] > 100 > heights[1]
+    assert found["width"] <= 794 and not illegible(found) and not covered(found)
 
 
 def test_one_artifact_alone(chromium: Browser, tmp_path: Path) -> None:
