@@ -31,6 +31,8 @@ COMMANDS = {
     "eval": "needle_export.cli.evaluate",
     "report": "needle_export.cli.report",
     "compare": "needle_export.cli.compare",
+    "check": "needle_export.cli.check",
+    "diff": "needle_export.cli.diff",
     "schemes": "needle_export.cli.schemes",
     "devices": "needle_export.cli.devices",
 }

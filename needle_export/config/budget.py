@@ -32,6 +32,7 @@ _QUANTITIES: Mapping[Unit, tuple[str, float]] = {
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _SHARE = re.compile(rf"({_NUMBER})\s*%")
+_ENTRY = re.compile(r"\s*\[\[\s*(?:budget|\"budget\"|'budget')\s*\]\]")
 _PLAIN = re.compile(rf"({_NUMBER})(?: ([a-z/]+))?")
 
 
@@ -162,6 +163,19 @@ def parse_budgets(path: Path) -> tuple[Budget, ...]:
     if not found:
         raise BadInput("there is no budget in it", where=str(path), fix="write an entry under [[budget]]")
     return found
+
+
+def entry_lines(path: Path, count: int) -> tuple[int | None, ...]:
+    """Lines, from 1, in which the entries of a file of budgets begin; None for all where they aren't told apart.
+
+    Args:
+        path: the file, which was read.
+        count: entries that it has.
+    """
+    text = path.read_text(encoding="utf-8")
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if _ENTRY.match(line)]
+    # An array written in one, or a header inside a text of several lines, would be another number of them.
+    return tuple(lines) if len(lines) == count else (None,) * count
 
 
 def parse_bound(written: str | float, unit: Unit) -> Bound:

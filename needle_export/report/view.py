@@ -249,10 +249,10 @@ def _left(artifact: Artifact) -> Section:
 def places_of(places: Sequence[LeftUnfused]) -> str:
     layers = sorted({place.layer for place in places if place.layer is not None})
     outside = ["outside the stack"] if any(place.layer is None for place in places) else []
-    return ", ".join([*_ranges(layers), *outside])
+    return ", ".join([*ranges(layers), *outside])
 
 
-def _ranges(numbers: Iterable[int]) -> list[str]:
+def ranges(numbers: Iterable[int]) -> list[str]:
     """Ascending numbers with runs joined: 0-3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
