@@ -8,9 +8,6 @@ import click
 
 from needle_export.cli.output import emit, page_width, save, use_color
 from needle_export.cli.shared import artifact_folder, define, json_option, new_file
-from needle_export.report.comparison import read
-from needle_export.report.difference import difference
-from needle_export.report.difference_view import render_difference
 from needle_export.report.render import STYLES, Style
 
 
@@ -28,6 +25,10 @@ def command(old: Path, new: Path, style: Style, out: Path | None, as_json: bool)
     OLD and NEW are folders that a build has written, or reports alone. Growth is told by role and by tensor, the
     largest change first; then files, state, operators, speed and losses. Nothing is run. --json is --format json.
     """
+    from needle_export.report.comparison import read
+    from needle_export.report.difference import difference
+    from needle_export.report.difference_view import render_difference
+
     found = difference((str(old), read(old)), (str(new), read(new)))
     text = render_difference(found, "json" if as_json else style, color=out is None and use_color(),
                              width=page_width())

@@ -40,11 +40,19 @@ _MEASURED = ("load_rss", "load_rss_all", "runtime_rss", *LATENCIES)
 
 @dataclass(frozen=True)
 class Entry:
-    """A budget and where it is written; ``line`` is None where that isn't a line of a file."""
+    """A budget and where it is written.
+
+    Attributes:
+        budget: what is asked.
+        file: its path, or the device or recipe that it came with.
+        line: where the entry begins; None where that isn't a line of its own.
+        in_file: whether ``file`` is a path.
+    """
 
     budget: Budget
     file: str
     line: int | None = None
+    in_file: bool = True
 
     @property
     def place(self) -> str:
@@ -60,7 +68,7 @@ class Verdict:
         status: see :data:`Status`.
         budget: in words.
         metric, role, device: of the budget.
-        file, line: where it is written; line None where that isn't a line of a file.
+        file, line, in_file: where it is written, as of an :class:`Entry`.
         report, target, weights: the artifact; empty where none is meant.
         unit: of the numbers.
         value: of the artifact; None where it can't be told.
@@ -80,6 +88,7 @@ class Verdict:
     device: str | None
     file: str
     line: int | None
+    in_file: bool
     report: str
     target: str
     weights: str
@@ -222,6 +231,7 @@ def _verdict(
         device=budget.device,
         file=entry.file,
         line=entry.line,
+        in_file=entry.in_file,
         report=name,
         target=artifact.target if artifact else "",
         weights=artifact.weights if artifact else "",

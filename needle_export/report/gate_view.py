@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
 
 from needle_export.config.metrics import Unit
 from needle_export.report.codec import to_json
 from needle_export.report.gate import Gate, Status, Verdict
+from needle_export.report.render import GateStyle
 from needle_export.report.units import milliseconds, percent, rate, signed_size, size, small
 from needle_export.report.view import Section
-
-GateStyle = Literal["text", "markdown", "json", "github"]
-
-GATE_STYLES: tuple[GateStyle, ...] = get_args(GateStyle)
-"""Names of the forms."""
 
 STATUS_WORDS: dict[Status, str] = {
     "within": "within",
@@ -190,7 +185,9 @@ def _annotations(gate: Gate) -> str:
 
 def _properties(verdict: Verdict, title: str) -> str:
     line = "" if verdict.line is None else f",line={verdict.line}"
-    return f"file={_property(verdict.file)}{line},title={_property(title)}"
+    # A device's or a recipe's own budget is in no file of whoever reads this.
+    file = f"file={_property(verdict.file)}{line}," if verdict.in_file else ""
+    return f"{file}title={_property(title)}"
 
 
 def _data(text: str) -> str:

@@ -11,6 +11,11 @@ Style = Literal["text", "markdown", "json"]
 STYLES: tuple[Style, ...] = get_args(Style)
 """Names of the forms."""
 
+GateStyle = Literal["text", "markdown", "json", "github"]
+
+GATE_STYLES: tuple[GateStyle, ...] = get_args(GateStyle)
+"""Names of the forms of verdicts on budgets."""
+
 
 def render(report: Report, style: Style, *, color: bool = False, width: int = 100) -> str:
     """The report as text, ending in a newline; ``color`` and ``width`` matter to "text" only."""

@@ -106,6 +106,21 @@ def test_an_array_of_tables_in_one_line_has_no_lines(run: Run, dist: Path, budge
     assert (verdict["status"], verdict["line"]) == ("within", None)
 
 
+def test_a_device_s_own_budgets(run: Run, dist: Path, budgets: Path) -> None:
+    result = run("check", "dist", "--device", "pixel-8", "--json")
+    verdicts = json.loads(result.stdout)["verdicts"]
+    assert result.exit_code == 0 and {(v["file"], v["in_file"]) for v in verdicts} == {("pixel-8", False)}
+    assert {"size", "state", "load_rss"} <= {v["metric"] for v in verdicts}
+    # A file of budgets takes their place, and entries for other devices are skipped.
+    budgets.write_text(LARGE + '[[budget]]\nmetric = "size"\nmax = "1 B"\ndevice = "iphone-16-pro"\n')
+    result = run("check", "dist", "--device", "pixel-8", "--budgets", "budgets.toml", "--json")
+    statuses = [v["status"] for v in json.loads(result.stdout)["verdicts"]]
+    assert (result.exit_code, statuses) == (0, ["within", "skipped"])
+    assert run("check", "dist", "--budgets", "budgets.toml").exit_code == 1
+    result = run("check", "dist", "--device", "pixel-9000")
+    assert result.exit_code == 2 and "there is no device 'pixel-9000'; did you mean" in result.stderr
+
+
 def test_diff_in_every_form(run: Run, dist: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     write_artifact(tmp_path / "old", {"model.onnx": bytes(2000)})

@@ -11,8 +11,9 @@ import junitparser
 import pytest
 
 from needle_export.report.gate import Gate, Verdict
-from needle_export.report.gate_view import GATE_STYLES, STATUS_WORDS, render_gate, shown, suggestions
+from needle_export.report.gate_view import STATUS_WORDS, render_gate, shown, suggestions
 from needle_export.report.junit import render_junit
+from needle_export.report.render import GATE_STYLES
 from needle_export.report.schema import FileInfo
 from tests.support.budgets import artifact, budget, gate
 from tests.support.reports import make_report, make_size
@@ -78,6 +79,8 @@ def test_annotations_stand_at_the_budget_s_line(mixed: Gate) -> None:
     # Without a line the file alone is told.
     moved = dataclasses.replace(mixed, verdicts=tuple(dataclasses.replace(v, line=None) for v in mixed.verdicts))
     assert "::error file=budgets.toml,title=" in render_gate(moved, "github")
+    moved = dataclasses.replace(mixed, verdicts=tuple(dataclasses.replace(v, in_file=False) for v in mixed.verdicts))
+    assert "::error title=Budget exceeded%3A size::" in render_gate(moved, "github")
 
 
 def test_json_has_every_field_and_is_documented(mixed: Gate) -> None:
