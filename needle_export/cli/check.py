@@ -45,12 +45,13 @@ def command(ctx: click.Context, reports: tuple[Path, ...], files: tuple[Path, ..
     there is. --json is --format json.
     """
     from needle_export.report.comparison import read
-    from needle_export.report.gate import check
+    from needle_export.report.gate import check, recorded
     from needle_export.report.gate_view import render_gate
 
     chosen = None if device is None else _device(device)
-    gate = check(_entries(files, chosen), [(str(path), read(path)) for path in reports],
-                 [(str(path), read(path)) for path in baselines], chosen.id if chosen else None)
+    found = [(str(path), read(path)) for path in reports]
+    entries = _entries(files, chosen) or [entry for name, report in found for entry in recorded(name, report)]
+    gate = check(entries, found, [(str(path), read(path)) for path in baselines], chosen.id if chosen else None)
     # Every file first: whoever reads stdout may go at any time.
     if markdown is not None:
         save(markdown, render_gate(gate, "markdown"))

@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from needle_export.config.budget import Budget
-from needle_export.config.metrics import LATENCIES, Unit
+from needle_export.config.metrics import Unit
+from needle_export.config.strict import validate
 from needle_export.errors import CheckFailed, NeedleExportError, UsageError
-from needle_export.report.measured import Latency
-from needle_export.report.metrics import metrics_of, prompts
+from needle_export.report.figures import MEASURED, Basis, Found, figure_of
+from needle_export.report.metrics import prompts
 from needle_export.report.schema import Artifact, Report
 from needle_export.report.units import plural
 from needle_export.report.view import ROLE_MEANINGS
@@ -25,17 +26,11 @@ from needle_export.report.view import ROLE_MEANINGS
 Status = Literal["within", "exceeded", "unknown", "unmatched", "skipped"]
 """Of a verdict: inside the bound; beyond it; the figure can't be told; nothing is meant; left out, and nobody minds."""
 
-Basis = Literal["counted", "measured", "imported", "estimated"]
-"""What a value is: read off the files or the reference, timed where the report says, brought from a device, or computed
-from a device's rates."""
-
 ROLES = (*ROLE_MEANINGS, "overhead")
 """What a budget of size may be for."""
 
 SLACK, HEADROOM = 0.05, 0.01
 """A tighter budget is suggested where more than ``SLACK`` of it is unused: the value and ``HEADROOM``, rounded up."""
-
-_MEASURED = ("load_rss", "load_rss_all", "runtime_rss", *LATENCIES)
 
 
 @dataclass(frozen=True)
@@ -47,12 +42,16 @@ class Entry:
         file: its path, or the device or recipe that it came with.
         line: where the entry begins; None where that isn't a line of its own.
         in_file: whether ``file`` is a path.
+        report: the only one whose artifacts are meant, by its name; None for all.
+        device: what latencies are of where the budget names no device and nobody chose one.
     """
 
     budget: Budget
     file: str
     line: int | None = None
     in_file: bool = True
+    report: str | None = None
+    device: str | None = None
 
     @property
     def place(self) -> str:
@@ -132,14 +131,18 @@ class Gate:
         return None
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A figure with what it is; ``where`` must be the same where two are compared."""
+def recorded(name: str, report: Report) -> list[Entry]:
+    """The budgets that a report's own plan holds its artifacts to; of a build without recipe and device, none.
 
-    value: float | None
-    basis: Basis = "counted"
-    where: str = ""
-    why: str = ""
+    Args:
+        name: that the report's artifacts go by.
+    """
+    plan = getattr(report, "plan", None)
+    if plan is None:
+        return []
+    source = " and ".join(part for part in (plan.recipe, plan.device) if part)
+    budgets = (validate(Budget, dict(entry), f"{name}: plan.budgets[{i}]") for i, entry in enumerate(plan.budgets))
+    return [Entry(budget, source, in_file=False, report=name, device=plan.device) for budget in budgets]
 
 
 def check(
@@ -160,7 +163,7 @@ def check(
         UsageError: a budget is of no role that there is, is relative without a baseline, or there are no budgets.
     """
     if not entries:
-        raise UsageError("there are no budgets to check", where="--budgets", fix="give a file of budgets")
+        raise UsageError("there are no budgets to check", where="--budgets", fix="give a file of budgets, or --device")
     for entry in entries:
         _check_entry(entry, bool(baselines))
     verdicts = tuple(v for entry in entries for v in _verdicts(entry, reports, baselines, device))
@@ -193,6 +196,7 @@ def _verdicts(
     if chosen is not None and budget.device not in (None, chosen):
         yield _verdict(entry, "skipped", why=f"it is for another device, {budget.device}")
         return
+    reports = [(name, report) for name, report in reports if entry.report in (None, name)]
     meant = list(_meant(budget, reports))
     if not meant:
         there = ", ".join(dict.fromkeys(f"{a.target} {a.weights}" for _, r in reports for a in r.artifacts))
@@ -200,7 +204,7 @@ def _verdicts(
         yield _verdict(entry, status, why=f"no artifact is meant; there is {there}")
         return
     for name, report, artifact in meant:
-        yield _judge(entry, name, report, artifact, baselines, budget.device or chosen)
+        yield _judge(entry, name, report, artifact, baselines, budget.device or chosen or entry.device)
 
 
 def _meant(budget: Budget, reports: Sequence[tuple[str, Report]]) -> Iterator[tuple[str, Report, Artifact]]:
@@ -216,13 +220,13 @@ def _verdict(
     *,
     name: str = "",
     artifact: Artifact | None = None,
-    found: _Found | None = None,
+    found: Found | None = None,
     bound: float | None = None,
     baseline: float | None = None,
     why: str = "",
     suggestion: str = "",
 ) -> Verdict:
-    budget, found = entry.budget, found or _Found(None)
+    budget, found = entry.budget, found or Found(None)
     return Verdict(
         status=status,
         budget=budget.sentence,
@@ -267,8 +271,8 @@ def _judge(
         ((base_report, old),) = matching
         if prompt is None and budget.metric == "prefill":
             prompt = prompts([artifact, old])
-        base = _figure(budget, base_report, old, prompt, device)
-    found = _figure(budget, report, artifact, prompt, device)
+        base = figure_of(budget, base_report, old, prompt, device)
+    found = figure_of(budget, report, artifact, prompt, device)
     missing = found.why if found.value is None else "" if base is None else _incomparable(found, base)
     if missing or found.value is None:
         return _verdict(entry, "skipped" if budget.optional else "unknown", name=name, artifact=artifact, found=found,
@@ -295,7 +299,7 @@ def _matching(
     return [(r, a) for r, a in alike if built(r) == built(report)]
 
 
-def _incomparable(found: _Found, base: _Found) -> str:
+def _incomparable(found: Found, base: Found) -> str:
     """Why a value can't be held against the baseline's; empty where it can."""
     if base.value is None:
         return f"the baseline has none: {base.why}"
@@ -304,53 +308,12 @@ def _incomparable(found: _Found, base: _Found) -> str:
     return ""
 
 
-def _figure(budget: Budget, report: Report, artifact: Artifact, prompt: int | None, device: str | None) -> _Found:
-    """A figure of an artifact with what it is."""
-    if budget.role is not None:
-        size = artifact.size
-        return _Found(size.overhead_bytes if budget.role == "overhead" else size.by_role.get(budget.role, 0))
-    if budget.metric in LATENCIES:
-        return _latency(budget, report, artifact, prompt, device)
-    value = metrics_of(report, artifact, prompt)[budget.metric]
-    memory = artifact.memory
-    if budget.metric in _MEASURED and value.value is not None and memory is not None:
-        return _Found(value.value, "measured", _machine(memory.host, memory.threads), value.why)
-    return _Found(value.value, why=value.why)
-
-
-def _latency(budget: Budget, report: Report, artifact: Artifact, prompt: int | None, device: str | None) -> _Found:
-    """A latency of the device asked for, or of the machine that the build ran on."""
-    if device is not None:
-        return _Found(None, why=f"nothing was measured on {device}, and there is no estimate for it")
-    value = metrics_of(report, artifact, prompt)[budget.metric]
-    if value.value is None or artifact.latency is None:
-        return _Found(None, "measured", why=value.why)
-    latency = artifact.latency
-    where = f"{_machine(latency.host, latency.threads)}, {_length(budget.metric, latency, prompt)}"
-    if latency.kind == "estimated" and not budget.estimated:
-        return _Found(None, "estimated", where, "it is an estimate, which decides only where the budget says "
-                                                "estimated = true")
-    return _Found(value.value, latency.kind, where, value.why)
-
-
-def _length(metric: str, latency: Latency, prompt: int | None) -> str:
-    """After or for how many tokens a latency is."""
-    if metric == "decode":
-        return f"after {plural(latency.decode.position if latency.decode else 0, 'token')}"
-    longest = max((p.tokens for p in latency.prefill), default=0)
-    return f"for {plural(longest if prompt is None else prompt, 'token')}"
-
-
-def _machine(host: str, threads: int) -> str:
-    return f"on {host}, {plural(threads, 'thread') if threads else 'threads as the runtime chooses'}"
-
-
 def _tighter(budget: Budget, value: float, allowed: float) -> str:
     """A bound that keeps what was won, ready to paste; empty where there is little to win, or noise to fear.
 
     Only counted bytes are told so: times and resident memory differ from run to run.
     """
-    if budget.figure.unit != "bytes" or budget.metric in _MEASURED or not budget.upper or budget.bound.relative:
+    if budget.figure.unit != "bytes" or budget.metric in MEASURED or not budget.upper or budget.bound.relative:
         return ""
     if value <= 0 or value >= (1 - SLACK) * allowed:
         return ""

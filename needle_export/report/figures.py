@@ -1,0 +1,110 @@
+"""A figure of an artifact as a budget needs it: the value, what it rests on, and where it is of.
+
+A latency of a device is one that was imported from there, or an estimate, and the two are never mixed: an estimate
+answers only a budget that asks for one by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from needle_export.config.budget import Budget
+from needle_export.config.metrics import LATENCIES
+from needle_export.report.measured import Latency
+from needle_export.report.metrics import metrics_of
+from needle_export.report.schema import Artifact, Report
+from needle_export.report.units import plural
+
+Basis = Literal["counted", "measured", "imported", "estimated"]
+"""What a value is: read off the files or the reference, timed where the report says, brought from a device, or computed
+from a device's rates."""
+
+MEASURED = ("load_rss", "load_rss_all", "runtime_rss", *LATENCIES)
+"""Figures that depend on the machine."""
+
+_ESTIMATE = "it is an estimate, which decides only where the budget says estimated = true"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A figure, or why there is none; ``where`` must be the same where two are compared."""
+
+    value: float | None
+    basis: Basis = "counted"
+    where: str = ""
+    why: str = ""
+
+
+def figure_of(budget: Budget, report: Report, artifact: Artifact, prompt: int | None, device: str | None) -> Found:
+    """The figure that a budget bounds.
+
+    Args:
+        prompt: length of the prompt that prefill is told for, in tokens; None takes the longest.
+        device: that a latency is told for; None is the machine that the build was measured on.
+    """
+    if budget.role is not None:
+        size = artifact.size
+        return Found(size.overhead_bytes if budget.role == "overhead" else size.by_role.get(budget.role, 0))
+    if budget.metric in LATENCIES:
+        if device is not None:
+            return _elsewhere(budget, artifact, prompt, device)
+        return _here(budget, report, artifact, prompt)
+    value = metrics_of(report, artifact, prompt)[budget.metric]
+    memory = artifact.memory
+    if budget.metric in MEASURED and value.value is not None and memory is not None:
+        return Found(value.value, "measured", _machine(memory.host, memory.threads), value.why)
+    return Found(value.value, why=value.why)
+
+
+def _here(budget: Budget, report: Report, artifact: Artifact, prompt: int | None) -> Found:
+    value = metrics_of(report, artifact, prompt)[budget.metric]
+    if value.value is None or artifact.latency is None:
+        return Found(None, "measured", why=value.why)
+    latency = artifact.latency
+    where = f"{_machine(latency.host, latency.threads)}, {_length(budget.metric, latency, prompt)}"
+    if latency.kind == "estimated" and not budget.estimated:
+        return Found(None, "estimated", where, _ESTIMATE)
+    return Found(value.value, latency.kind, where, value.why)
+
+
+def _elsewhere(budget: Budget, artifact: Artifact, prompt: int | None, device: str) -> Found:
+    """A latency of a device: the slowest that was imported from it, else an estimate for it."""
+    imported = [i for i in getattr(artifact, "imported", ()) if (i.device, i.phase) == (device, budget.metric)]
+    if budget.metric == "prefill":
+        length = max((i.tokens for i in imported), default=0) if prompt is None else prompt
+        imported = [i for i in imported if i.tokens == length]
+    if imported:
+        slowest = max(imported, key=lambda i: i.ms)
+        value = slowest.ms if budget.metric == "decode" else slowest.tokens / slowest.ms * 1e3
+        where = f"on {device}, {slowest.statistic}, from {slowest.file}, for {plural(slowest.tokens, 'token')}"
+        return Found(value, "imported", where)
+    estimates = [e for e in getattr(artifact, "estimates", ()) if e.device == device]
+    if not estimates:
+        return Found(None, why=f"nothing was measured on {device}, and there is no estimate for it")
+    return _estimated(budget, estimates[0], prompt)
+
+
+def _estimated(budget: Budget, estimate: Any, prompt: int | None) -> Found:
+    if budget.metric == "decode":
+        value, length = estimate.decode_ms, f"after {plural(estimate.position, 'token')}"
+    else:
+        rates = {p.tokens: p.tokens_per_s for p in estimate.prefill}
+        tokens = max(rates, default=0) if prompt is None else prompt
+        if tokens not in rates:
+            return Found(None, "estimated", why=f"there is no estimate of a prompt of {plural(tokens, 'token')}")
+        value, length = rates[tokens], f"for {plural(tokens, 'token')}"
+    where = f"for {estimate.device}, with rates of kind {estimate.basis}, {length}"
+    return Found(value, "estimated", where) if budget.estimated else Found(None, "estimated", where, _ESTIMATE)
+
+
+def _length(metric: str, latency: Latency, prompt: int | None) -> str:
+    """After or for how many tokens a latency is."""
+    if metric == "decode":
+        return f"after {plural(latency.decode.position if latency.decode else 0, 'token')}"
+    longest = max((p.tokens for p in latency.prefill), default=0)
+    return f"for {plural(longest if prompt is None else prompt, 'token')}"
+
+
+def _machine(host: str, threads: int) -> str:
+    return f"on {host}, {plural(threads, 'thread') if threads else 'threads as the runtime chooses'}"
