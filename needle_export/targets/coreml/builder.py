@@ -8,15 +8,18 @@ unless a lowering widens them for a while.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from coremltools.converters.mil import Builder as MilOps
+from coremltools.converters.mil.mil import types
 
 from needle_export.graph.program import FxNode, Program, layer_of
 from needle_export.targets.coreml.contract import STREAM
+from needle_export.targets.coreml.names import block_name, number_name
 from needle_export.targets.coreml.store import WeightStore
 from needle_export.targets.views import Dims, Ref, Values
 
@@ -50,7 +53,8 @@ class Builder(Values):
         self.left: dict[str, Ref] = {}
         self._streams = {node: index for index, node in program.streams.items()}
         self._place = "start"
-        self._count = 0
+        self._counts: Counter[str] = Counter()
+        store.begin()
 
     @property
     def real(self) -> str:
@@ -63,43 +67,58 @@ class Builder(Values):
         """Name the ops that follow after an FX node and its block; those that end in a block's stream, after it."""
         kind = getattr(node.target, "_opname", None) or str(node.target).split(".")[-2:][0]
         layer = layer_of(node)
-        self._place = f"b{layer}_{short_kind(str(kind))}" if layer >= 0 else str(kind)
+        self._place = block_name(layer) if layer >= 0 else f"{kind}_"
         if node in self._streams:
-            self._place = f"{STREAM}{self._streams[node]:02d}"
+            self._place = f"{STREAM}{self._streams[node]:02d}_"
 
     def place(self, name: str) -> None:
         """Name the ops that follow."""
-        self._place = name
+        self._place = f"{name}_"
 
-    def op(self, kind: str, **given: Any) -> Any:
+    def _next(self) -> str:
+        """A name for one op: its place and a number, in few characters within a block."""
+        self._counts[self._place] += 1
+        count = self._counts[self._place]
+        return f"{self._place}{count if self._place.endswith('_') else number_name(count)}"
+
+    def op(self, kind: str, *, name: str = "", **given: Any) -> Any:
         """Append one op; its result or results. Refs among the arguments stand for their values."""
-        self._count += 1
         plain = {k: self._argument(v) for k, v in given.items()}
-        made = getattr(MilOps, kind)(**plain, name=f"{self._place}_{self._count}")
+        made = getattr(MilOps, kind)(**plain, name=name or self._next())
         if isinstance(made, (list, tuple)):
             return tuple(Ref(m, tuple(int(d) for d in m.shape)) for m in made)
         return Ref(made, tuple(int(d) for d in made.shape))
 
     def _argument(self, given: Any) -> Any:
-        """What MIL takes: values of Refs; numbers, axes and shapes as constants that the whole function shares.
+        """What MIL takes: values of Refs; numbers, words, axes and shapes as constants that the whole function shares.
 
-        coremltools would make a constant for each use, a third of the specification's bytes.
+        coremltools would make a constant for each use, a third of the specification's bytes. It does so for what an
+        op has by default too, so defaults that it writes down are given here as well.
         """
         if isinstance(given, Ref):
             return given.value
         if isinstance(given, list) and given and isinstance(given[0], Ref):
             return [g.value for g in given]
+        if isinstance(given, str):
+            key = ("word", given)
+            if key not in self.memo:
+                self.memo[key] = self.store.word(given)
+            return self.memo[key]
         if isinstance(given, (bool, int, float, list, np.ndarray, np.generic)):
             data = np.asarray(given)
             if data.dtype == np.int64:
                 data = data.astype(np.int32)
             if data.dtype == np.float64:
                 data = data.astype(np.float32)
-            key = ("argument", data.dtype.str, data.shape, data.tobytes())
-            if key not in self.memo:
-                self.memo[key] = self.store.constant(data)
-            return self.memo[key]
+            return self._shared(data)
         return given
+
+    def _shared(self, data: npt.NDArray[Any]) -> Any:
+        """One constant for all that have these bytes."""
+        key = ("constant", data.dtype.str, data.shape, data.tobytes())
+        if key not in self.memo:
+            self.memo[key] = self.store.constant(data)
+        return self.memo[key]
 
     def add(self, x: Ref, y: Any) -> Ref:
         """x + y."""
@@ -147,22 +166,36 @@ class Builder(Values):
         return self.ref_of(self.op("linear", x=x, weight=weight, bias=bias))
 
     def wide(self, x: Ref) -> Ref:
-        """In float32."""
-        return self.ref_of(self.op("cast", x=x, dtype="fp32")) if self.store.half else x
+        """In float32: once for all that read it, and of what was narrowed, what it was before, under x's shape."""
+        if not self.store.half or x.value.dtype == types.fp32:
+            return x
+        key, whole = ("wide", x.value), self.memo.get(("shaped from", x.value))
+        if whole is not None and ("wide", whole.value) in self.memo:
+            return self.reshape(self.memo["wide", whole.value], x.dims)
+        if key not in self.memo:
+            self.memo[key] = self.ref_of(self.op("cast", x=x, dtype="fp32"))
+        widened: Ref = self.memo[key]
+        return widened
 
     def narrow(self, x: Ref) -> Ref:
-        """Back in the package's float type."""
-        return self.ref_of(self.op("cast", x=x, dtype="fp16")) if self.store.half else x
+        """Back in the package's float type. If all that reads it widens it again, the op is left out in the end."""
+        if not self.store.half:
+            return x
+        narrowed = self.ref_of(self.op("cast", x=x, dtype="fp16"))
+        self.memo["wide", narrowed.value] = x
+        return narrowed
 
     def reshape(self, x: Ref, dims: Dims) -> Ref:
-        """The same elements under another shape; nothing if it has it."""
-        if x.dims == dims:
-            return x
+        """The same elements under another shape; nothing if it, or what it was made from, has it."""
         if math.prod(x.dims) != math.prod(dims):
             raise ValueError(f"{x.dims} doesn't fit into {dims}")
+        x = self.memo.get(("shaped from", x.value), x)
+        if x.dims == dims:
+            return x
         key = ("reshape", x.value, dims)
         if key not in self.memo:
             self.memo[key] = self.op("reshape", x=x, shape=np.asarray(dims, np.int32))
+            self.memo["shaped from", self.memo[key].value] = x
         shaped: Ref = self.memo[key]
         return shaped
 
@@ -183,14 +216,16 @@ class Builder(Values):
         """Pieces of one axis, by one op."""
         if len(sizes) == 1:
             return (x,)
-        made = self.op("split", x=x, axis=axis % len(x.dims), split_sizes=list(sizes))
+        at = axis % len(x.dims)
+        equal = {"num_splits": len(sizes)} if len(set(sizes)) == 1 else {"split_sizes": list(sizes)}
+        made = self.op("split", x=x, axis=at, **equal)
         return tuple(made)
 
     def concat(self, values: Sequence[Ref], axis: int) -> Ref:
         """Behind each other along one axis."""
         if len(values) == 1:
             return values[0]
-        return self.ref_of(self.op("concat", values=list(values), axis=axis % len(values[0].dims)))
+        return self.ref_of(self.op("concat", values=list(values), axis=axis % len(values[0].dims), interleave=False))
 
     def gather(self, x: Any, index: Any, axis: int) -> Ref:
         """Entries of one axis by indices."""
@@ -201,11 +236,7 @@ class Builder(Values):
     def constant(self, array: npt.ArrayLike, dtype: Any = None) -> Ref:
         """A constant of no checkpoint tensor in the package's float type (or another), shared by value."""
         data = np.asarray(array, dtype=dtype or self.store.dtype)
-        key = ("constant", data.dtype.str, data.shape, data.tobytes())
-        if key not in self.memo:
-            self.memo[key] = Ref(self.store.constant(data), data.shape)
-        value: Ref = self.memo[key]
-        return value
+        return Ref(self._shared(data), data.shape)
 
     def vector(self, node: FxNode, dims: Dims | None = None) -> Ref:
         """A small weight in the package's float type, under a shape."""
@@ -217,11 +248,3 @@ class Builder(Values):
             self.memo[key] = Ref(self.store.plain(weight, data), data.shape)
         value: Ref = self.memo[key]
         return value
-
-
-def short_kind(kind: str) -> str:
-    """Of an op of the program, for names: initials of words, or three letters of one.
-
-    Every name is written three times and more, and in full they would be a fifth of the specification.
-    """
-    return "".join(word[0] for word in kind.split("_")) if "_" in kind else kind[:3]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from coremltools.converters.mil.mil import types
 
 from needle_export.graph.ops import op
 from needle_export.graph.program import FxNode, Weight
@@ -37,7 +36,7 @@ def product(b: Builder, x: Ref, weight: Weight, site: int = 0) -> Ref:
     key = ("groups", x.value, groups)
     if key not in b.memo:
         count = int(np.prod(lead, dtype=np.int64))
-        whole = _wide(b, x)
+        whole = b.wide(x)
         if count == 1:
             b.memo[key] = b.reshape(whole, (groups, 1, size))
         else:
@@ -66,7 +65,10 @@ def turn(b: Builder, n: FxNode) -> None:
     x, group = n.args
     dims: Dims = b.dims_of(n)
     matrix = hadamard(torch.eye(group), group).numpy()
-    parts = b.reshape(_wide(b, b.get(x)), (*dims[:-1], dims[-1] // group, group))
+    groups, whole = dims[-1] // group, b.wide(b.get(x))
+    # Of one row in the shape that a product by groups reads.
+    alone = np.prod(dims[:-1], dtype=np.int64) == 1
+    parts = b.reshape(whole, (groups, 1, group) if alone else (*dims[:-1], groups, group))
     turned = b.reshape(b.ref_of(b.op("matmul", x=parts, y=matrix, transpose_x=False, transpose_y=False)), dims)
     b.put(n, turned if all(_is_product(b, u) for u in n.users) else b.narrow(turned))
 
@@ -79,10 +81,6 @@ def _is_product(b: Builder, user: FxNode) -> bool:
     while table.op == "call_function":  # rows of it
         table = table.args[0]
     return bool(b.program.weights[table.name].codes)
-
-
-def _wide(b: Builder, x: Ref) -> Ref:
-    return x if x.value.dtype == types.fp32 else b.wide(x)
 
 
 def _stored(b: Builder, weight: Weight, site: int) -> tuple[Ref, Ref]:

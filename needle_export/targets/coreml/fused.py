@@ -25,18 +25,27 @@ TINY = 1e-20
 def rms_norm(b: Builder, n: FxNode) -> None:
     """Four ops, and one where there is a scale; in half precision two casts more."""
     x, scale, eps = n.args
-    b.put(n, _norm(b, b.get(x), scale, eps))
+    rows, width = math.prod(b.dims_of(x)[:-1]), b.dims_of(x)[-1]
+    held = b.ref(x)
+    # Lanes side by side are summed as they lie.
+    whole = _ones(b, scale) and rows == b.rows and (rows == 1 or held.dims[0] == rows)
+    b.put(n, _norm(b, held if whole else b.get(x), scale, eps, width))
 
 
-def _norm(b: Builder, x: Ref, scale: FxNode, eps: float) -> Ref:
-    """x over its root mean square, times a scale.
+def _norm(b: Builder, x: Ref, scale: FxNode, eps: float, width: int) -> Ref:
+    """x over the root mean square of its last axes, which have D entries, times a scale.
 
     The mean's 1/D moves out of the root: x / sqrt(sum(x^2) + D eps) * sqrt(D). It is not drawn into the scale, which
     in half precision would be rounded anew.
+
+    Args:
+        width: D.
     """
-    width = x.dims[-1]
-    wide = b.wide(x)
-    power = b.reduce("sum_square", wide, -1)
+    wide, count, axis = b.wide(x), 1, len(x.dims)
+    while count < width:
+        axis -= 1
+        count *= x.dims[axis]
+    power = b.reduce("sum_square", wide, *range(axis, len(x.dims)))
     root = b.unary("rsqrt", power, epsilon=np.float32(eps * width))
     root = b.ref_of(b.op("mul", x=root, y=np.float32(math.sqrt(width))))
     unit = b.narrow(b.ref_of(b.op("mul", x=wide, y=root)))
@@ -53,7 +62,7 @@ def add_rms_norm(b: Builder, n: FxNode) -> None:
     """The sum of two and its norm."""
     x, skip, scale, eps = n.args
     total = b.add(b.get(x), b.get(skip))
-    b.env[n] = (_norm(b, total, scale, eps), total)
+    b.env[n] = (_norm(b, total, scale, eps, total.dims[-1]), total)
 
 
 def rotary(b: Builder, n: FxNode) -> None:
@@ -85,17 +94,16 @@ def sinkhorn(b: Builder, n: FxNode) -> None:
     its variance the mean square, and a layer norm over both does the division.
     """
     logits, iterations = n.args
-    rows, lanes, _ = dims = b.dims_of(n)
-    wide = b.wide(b.get(logits, dims))
+    rows, lanes, _ = b.dims_of(n)
+    wide = b.wide(b.get(logits, (rows, lanes, 1, lanes)))
     root = b.unary("sqrt", b.unary("softmax", wide, axis=-1))
-    minus = b.ref_of(b.op("mul", x=root, y=np.float32(-1)))
-    value = b.ref_of(b.op("stack", values=[root, minus], axis=2))
+    value = b.ref_of(b.op("mul", x=root, y=np.asarray([[1], [-1]], np.float32)))
     for half in range(1, 2 * iterations):
         axes = [1, 2] if half % 2 else [2, 3]
         value = b.unary("layer_norm", value, axes=axes, epsilon=np.float32(TINY))
-    root = b.reshape(b.slice(value, 2, 0, 1), (rows, lanes, lanes))
-    # Entries of unit variance: over 2n values, n of them squares of roots, the sum of squares is n.
-    mixed = b.ref_of(b.op("mul", x=b.unary("square", root), y=np.float32(1 / lanes)))
+    # Entries of unit variance: over 2n values, n of them squares of roots, the sum of squares is n. Each counts twice.
+    twice = b.reduce("sum_square", value, 2, keep=False)
+    mixed = b.ref_of(b.op("mul", x=twice, y=np.float32(1 / (2 * lanes))))
     b.put(n, b.narrow(mixed))
 
 
@@ -106,45 +114,48 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     count, channels = weight.value.shape
     reach = (count - 1) * dilation
     held = _history(b, history, reach, channels)
-    window = b.concat([held, b.get(x, (b.rows, channels))], 0)
+    window = b.concat([held, b.get(x, (1, b.rows, channels))], 1)
     if b.rows == 1:
         kernel = np.zeros((reach + 1, channels), np.float32)
         kernel[reach::-dilation] = weight.value.numpy()
-        filtered = b.reduce("sum", b.mul(window, Ref(b.store.plain(weight, kernel, every=dilation), kernel.shape)), 0)
-        b.left[history.name] = b.slice(window, 0, 1, reach)
+        product = b.mul(window, Ref(b.store.plain(weight, kernel, every=dilation), kernel.shape))
+        filtered = b.reduce("sum", product, 1, keep=False)
+        b.left[history.name] = b.slice(window, 1, 1, reach)
     else:
         kernel = np.ascontiguousarray(weight.value.numpy()[::-1].T).reshape(channels, 1, count)
-        tall = b.reshape(b.transpose(window, (1, 0)), (1, channels, reach + b.rows))
         wide = b.op(
             "conv",
-            x=tall,
+            x=b.transpose(window, (0, 2, 1)),
             weight=b.store.plain(weight, kernel, every=1),
             strides=[1],
             pad_type="valid",
+            pad=[0, 0],
             dilations=[dilation],
             groups=channels,
         )
-        filtered = b.transpose(b.reshape(wide, (channels, b.rows)), (1, 0))
+        filtered = b.transpose(wide, (0, 2, 1))
         # The last rows of those that are real: padding behind them must not be remembered.
         begin = b.memo.get("count_begin")
         if begin is None:
-            begin = b.concat([Ref(b.inputs["count"], (1,)), b.constant(np.zeros(1), np.int32)], 0)
+            zero = b.constant(np.zeros(1), np.int32)
+            begin = b.concat([zero, Ref(b.inputs["count"], (1,)), zero], 0)
             b.memo["count_begin"] = begin
         b.left[history.name] = b.ref_of(
-            b.op("slice_by_size", x=window, begin=begin, size=np.asarray((reach, channels), np.int32))
+            b.op("slice_by_size", x=window, begin=begin, size=np.asarray((1, reach, channels), np.int32))
         )
     b.env[n] = (filtered, None)
 
 
 def _history(b: Builder, node: FxNode, reach: int, channels: int) -> Ref:
-    """Rows before the new ones, [reach, channels], in the float type."""
+    """Rows before the new ones, [1, reach, channels], in the float type."""
     name = node.name
     layer = int(name.rpartition("_")[2]) if name.startswith("taps_") else -1
     port = "taps" if layer >= 0 else name
     if port not in b.memo:
-        b.memo[port] = read_state(b, port)
-    held: Ref = b.memo[port]
-    return held if layer < 0 else b.reshape(b.slice(held, 0, layer, 1), (reach, channels))
+        held = read_state(b, port)
+        b.memo[port] = b.cut(held, 0, [1] * held.dims[0]) if layer >= 0 else (held,)
+    pieces: tuple[Ref, ...] = b.memo[port]
+    return b.reshape(pieces[max(layer, 0)], (1, reach, channels))
 
 
 def read_state(b: Builder, port: str) -> Ref:

@@ -71,6 +71,7 @@ class Exporter:
                     lowering(builder, node)
             results = _results(builder, program, outputs)
             function.set_outputs([r.value for r in results])
+        _sweep(function)
         self.functions[name] = function
 
     def write(self, path: Path, contract: str, metadata: Mapping[str, str]) -> dict[str, Path]:
@@ -115,6 +116,13 @@ class Exporter:
         _settle(path)
 
 
+def _sweep(function: Function) -> None:
+    """Take out what nothing reads: narrowed values that all readers take as they were, shapes in between."""
+    for op in reversed(list(function.operations)):
+        if op.op_type != "coreml_update_state" and not any(v.child_ops or v.consuming_blocks for v in op.outputs):
+            function.remove_ops([op])
+
+
 def _settle(path: Path) -> None:
     """Take out of a package what differs from one build to the next: the hour, drawn ids, the order of tables."""
     spec = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
@@ -143,11 +151,10 @@ def _results(b: Builder, program: Program, outputs: tuple[Port, ...]) -> list[Re
     whole: dict[str, Ref] = {}
     b.place("end")
     if taps:
-        whole["taps"] = taps[0] if len(taps) == 1 else b.op("stack", values=taps, axis=0)
-        if len(taps) == 1:
-            whole["taps"] = b.reshape(taps[0], (1, *taps[0].dims))
+        whole["taps"] = b.concat(taps, 0)
     if "engram_history" in b.left:
-        whole["engram_history"] = b.left["engram_history"]
+        history = b.left["engram_history"]
+        whole["engram_history"] = b.reshape(history, history.dims[1:])
     if b.stateful:
         for name, value in whole.items():
             fused.write_state(b, name, value)
@@ -168,8 +175,6 @@ def _results(b: Builder, program: Program, outputs: tuple[Port, ...]) -> list[Re
 def _named(b: Builder, value: Ref, port: Port) -> Ref:
     """A value as an output: in the port's type, and called as it is."""
     if b.store.half and port.dtype == "float32":
-        made = MilOps.cast(x=value.value, dtype="fp32", name=port.name)
-    else:
-        made = MilOps.identity(x=value.value, name=port.name)
-    return Ref(made, value.dims)
+        return b.ref_of(b.op("cast", x=value, dtype="fp32", name=port.name))
+    return b.ref_of(b.op("identity", x=value, name=port.name))
 

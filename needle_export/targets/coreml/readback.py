@@ -22,15 +22,13 @@ from needle_export.targets.claims import from_identifier, parse_name, split_ever
 from needle_export.targets.coreml.contract import FILE_NAME
 from needle_export.targets.coreml.evaluate import FunctionInfo, load_package
 from needle_export.targets.coreml.evaluate.spec import Op, Stored, Value
+from needle_export.targets.coreml.names import block_of
 from needle_export.targets.coreml.readcodes import Around, Ops, Strange, levels_and_norms
 from needle_export.targets.matrices import Place, ReadMatrix, RowsOf, coded_form
 
 #: Where ops read a matrix, and whether any constant there is one, named or not.
 _READERS = {("linear", "weight"): True, ("gather", "x"): True, ("conv", "weight"): True, ("matmul", "x"): False,
             ("mul", "y"): False}
-
-#: As the builder names ops: the block first.
-_BLOCK = re.compile(r"b(\d+)_")
 
 #: A number behind a name.
 _COUNT = re.compile(r"_?\d+$")
@@ -80,8 +78,7 @@ def read_matrices(folder: Path) -> Iterator[ReadMatrix]:
 
 
 def _place(op: Op, where: str) -> Place:
-    block = _BLOCK.match(op.name)
-    return Place(f"{op.name} of {where}", int(block.group(1)) if block else -1)
+    return Place(f"{op.type} {op.name} of {where}", block_of(op.name))
 
 
 def _uses(function: FunctionInfo) -> Iterator[tuple[tuple[Any, ...], _Use]]:
@@ -139,7 +136,7 @@ def _constant(name: str | None, makers: dict[str, Op]) -> Value | None:
 
 def _named(maker: Op) -> tuple[str, int]:
     """What a constant is called, and the steps between taps."""
-    return split_every(from_identifier(_COUNT.sub("", maker.outputs[0][0])))
+    return split_every(from_identifier(_COUNT.sub("", maker.name)))
 
 
 def _value(given: str | Value, makers: dict[str, Op]) -> Value:
@@ -168,7 +165,7 @@ def _factor(op: Op, makers: dict[str, Op], readers: dict[str, list[Op]]) -> Valu
 
 def _matrix(use: _Use) -> ReadMatrix:
     name, every = _named(use.maker)
-    claim, folded = parse_name(name) or (RowsOf((use.maker.outputs[0][0],)), False)
+    claim, folded = parse_name(name) or (RowsOf((use.maker.name,)), False)
     places = tuple(use.places)
     factor = None if use.factor is None else np.asarray(use.factor.value).astype(np.float32)
     try:

@@ -6,6 +6,7 @@ Letters: O outputs (rows of a matrix), I inputs (its columns).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from needle_export.graph.program import Part, Weight
 from needle_export.targets.base import StoredWeight, WeightShare
 from needle_export.targets.claims import coded_name, identifier, kernel_name
 from needle_export.targets.constants import digest, short_name, too_large
+from needle_export.targets.coreml.names import constant_name
 from needle_export.weights.forms import Form
 
 Array = npt.NDArray[Any]
@@ -72,7 +74,11 @@ class WeightStore:
         self.half = rules.base != "fp32"
         self.stored: dict[str, Stored] = {}
         self._quantized: dict[str, tuple[Array, ...]] = {}
-        self._count = 0
+        self._counts: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Count names anew: they are one function's own."""
+        self._counts.clear()
 
     @property
     def dtype(self) -> Any:
@@ -87,14 +93,27 @@ class WeightStore:
             name: to be found by; a number is appended.
         """
         data = np.ascontiguousarray(data).reshape(data.shape)
-        made = MilOps.const(val=data if data.ndim else data[()], name=self._name(name or "c"))
+        made = self._made("const", name, val=data if data.ndim else data[()])
         if data.size >= INLINE:
             made.op.weight_id = f"{'' if kind is None else kind.metadata}{_key(data)}"
         return made
 
-    def _name(self, start: str) -> str:
-        self._count += 1
-        return f"{start}{self._count}"
+    def word(self, text: str) -> Any:
+        """A constant that is a word, such as a type."""
+        return self._made("const", "", val=text)
+
+    def _made(self, kind: str, found_by: str, **given: Any) -> Any:
+        """What an op for constants gives; the op is called as it is to be found, and what it gives has a short name.
+
+        coremltools keeps the two names apart, and Core ML must: an op of several results has one more than these.
+        """
+        self._counts[""] += 1
+        short = constant_name(self._counts[""])
+        if found_by:
+            self._counts[found_by] += 1
+        made = getattr(MilOps, kind)(**given, name=f"{found_by}{self._counts[found_by]}" if found_by else short)
+        made.set_name(short)
+        return made
 
     def plain(self, weight: Weight, data: Array, reason: str = "", every: int = 0) -> Any:
         """A weight's values in the package's float type.
@@ -131,18 +150,17 @@ class WeightStore:
         values, extra = self._quantized[source]
         count = values.size * form.bits // 8 + extra.nbytes
         self._note(f"{form.name}{source}", Stored(short_name(weight.name), count, form.name, weight.parts))
-        name = self._name(_found_by(weight))
+        name = _found_by(weight)
         if form.kind == "palette":
             indices = self.constant(values.astype(types.np_uint4_dtype), types.np_uint4_dtype)
             levels = self.constant(extra.reshape(extra.shape[0], 1, extra.shape[1], 1))
-            return MilOps.constexpr_lut_to_dense(indices=indices, lut=levels, name=name)
+            return self._made("constexpr_lut_to_dense", name, indices=indices, lut=levels)
         if not self.blocks:
-            return MilOps.constexpr_affine_dequantize(
-                quantized_data=values, zero_point=np.int8(0), scale=extra[:, 0], axis=0, name=name
-            )
+            given = {"quantized_data": values, "zero_point": np.int8(0), "scale": extra[:, 0], "axis": 0}
+            return self._made("constexpr_affine_dequantize", name, **given)
         grid = self.constant(values.astype(types.np_int4_dtype), types.np_int4_dtype) if form.bits == 4 else None
         grid = self.constant(values) if grid is None else grid
-        return MilOps.constexpr_blockwise_shift_scale(data=grid, scale=self.constant(extra), name=name)
+        return self._made("constexpr_blockwise_shift_scale", name, data=grid, scale=self.constant(extra))
 
     def codes(self, weight: Weight, site: int, indices: Array, norms: Array) -> tuple[Any, Array]:
         """One of a weight's matrices in codebook form, by group: levels float32 [G, O, g], norms float16 [G, 1, O].
@@ -159,12 +177,9 @@ class WeightStore:
         kind = _INDICES[coded.bits]
         levels = np.resize(coded.levels, 2**coded.bits)  # three levels take two bits, and nothing points to the fourth
         shape = (1, 1, 1, len(levels), 1)
-        table = MilOps.constexpr_lut_to_dense(
-            indices=self.constant(indices.astype(kind), kind),
-            lut=self.constant(levels.reshape(shape)),
-            name=self._name(f"{identifier(coded_name(name))}_"),
-        )
-        return table, norms
+        found_by = f"{identifier(coded_name(name))}_"
+        given = {"indices": self.constant(indices.astype(kind), kind), "lut": self.constant(levels.reshape(shape))}
+        return self._made("constexpr_lut_to_dense", found_by, **given), norms
 
     def _form(self, weight: Weight, data: npt.NDArray[np.float32]) -> Form | None:
         """What the scheme makes of a matrix, or None for a float."""
