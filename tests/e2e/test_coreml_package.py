@@ -63,7 +63,7 @@ def test_attention_is_one_op_a_block_and_repeats_nothing(weights, dist):
             # In decode one row of a mask serves all heads of a group.
             assert types[op.inputs["attn_mask"][0]].shape == (1 if rows == 1 else share * rows, key[2])
         # Of the lanes' start, and of masks for the heads of a group, once a call.
-        tiled = sorted(op.inputs["x"][0] for op in uses(function, "tile") if op.name != "expand_1")
+        tiled = sorted(op.inputs["x"][0] for op in uses(function, "tile") if not op.name.startswith("expand_"))
         assert tiled == ([] if rows == 1 else ["mask", "ring_mask"])
         assert len(uses(function, "tile")) == len(tiled) + 1
         # A concatenation with itself is a rotation's cosines and sines.

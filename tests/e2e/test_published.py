@@ -23,8 +23,10 @@ from pathlib import Path
 from needle_export import pipeline
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
+from needle_export.config.rules import Rule
 from needle_export.measure.latency import peak_rss
 changes = {"buckets": tuple(found)} if (found := json.loads(sys.argv[6])) else {}
+changes["rules"] = tuple(map(Rule.parse, sys.argv[7:]))
 options = BuildOptions(
     sys.argv[1], Path(sys.argv[2]), sys.argv[3], weights=sys.argv[4], context=int(sys.argv[5]), bench=False, **changes
 )
@@ -40,9 +42,9 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-def build(checkpoint, out, target, weights, context, buckets=()):
+def build(checkpoint, out, target, weights, context, buckets=(), rules=()):
     """A build in a process of its own: artifact, parameters, and the most memory that it took."""
-    asked = (str(checkpoint), str(out), target, weights, str(context), json.dumps(buckets))
+    asked = (str(checkpoint), str(out), target, weights, str(context), json.dumps(buckets), *rules)
     done = subprocess.run([sys.executable, "-c", PROGRAM, *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((out / "report.json").read_text())

@@ -16,7 +16,7 @@ from needle_export.targets.base import LoweringOptions
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.target import CoremlTarget
 from tests.e2e.test_published import build, checkpoint
-from tests.targets.coreml.packages import WEIGHTS
+from tests.targets.coreml.packages import SPEC, WEIGHTS
 
 pytestmark = [pytest.mark.published, pytest.mark.slow]
 pytest.importorskip("coremltools")
@@ -80,3 +80,15 @@ def test_a_compressed_build(weights, most, checkpoint, tmp_path):
     assert parity["max_abs"] <= 2e-5 and parity["steps"] == parity["argmax_equal"]
     assert parity["scheme_loss"]["max_abs"] > 100 * parity["max_abs"]
     assert parity["rounded"]["argmax_equal"] >= 20
+
+
+def test_the_published_mix_of_codes_takes_37_megabytes(checkpoint, tmp_path):
+    """Two bits, four for vocabulary and lanes, with both prefills: all files, of which 1.6 MB are graphs."""
+    out = tmp_path / "dist"
+    artifact, _, _ = build(checkpoint, out, "coreml", "cq2", CONTEXT, BUCKETS, ("vocabulary=cq4", "lanes=cq4"))
+    parity = artifact["parity"]
+    assert parity["max_abs"] <= 2e-5 and parity["steps"] == parity["argmax_equal"]
+    assert parity["rounded"]["argmax_equal"] >= 20
+    assert artifact["size"]["total_bytes"] <= 37_000_000
+    assert (out / "model.mlpackage" / SPEC).stat().st_size <= 1_600_000
+    assert artifact["nodes"]["decode"] <= 3650 and artifact["nodes"]["prefill"] <= 3900  # were 3,866 and 4,115
