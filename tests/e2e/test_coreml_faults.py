@@ -10,6 +10,7 @@ from needle_export.errors import VerificationFailed
 from needle_export.graph.ops import op
 from needle_export.graph.program import layer_of
 from needle_export.targets.coreml.host import Host
+from needle_export.targets.coreml.names import block_name
 from tests.support.coreml_builds import GEOMETRY, QUIET, options, patched
 from tests.support.coreml_tamper import Spoiled
 from tests.targets.coreml.packages import read_spec, write_spec
@@ -95,17 +96,18 @@ def failing(packages, tmp_path):
     return run
 
 
-def in_block(b, block, kind):
-    return b._place.startswith(f"b{block}_{kind}")
+def in_block(b, block):
+    return b._place == block_name(block)
 
 
 def test_a_wrong_eps(failing, monkeypatch):
     from needle_export.targets.coreml import fused
 
     right = fused._norm
-    monkeypatch.setattr(
-        fused, "_norm", lambda b, x, scale, eps: right(b, x, scale, 1e-3 if in_block(b, 1, "") else eps)
-    )
+    def wrong(b, x, scale, eps, width):
+        return right(b, x, scale, 1e-3 if in_block(b, 1) else eps, width)
+
+    monkeypatch.setattr(fused, "_norm", wrong)
     assert "in prefill, block 1" in failing()
 
 
@@ -136,7 +138,7 @@ def test_a_missing_mask(failing, monkeypatch):
 
     def none(b, mask, share):
         made = right(b, mask, share)
-        return b.mul(made, 0) if in_block(b, 1, "") else made
+        return b.mul(made, 0) if in_block(b, 1) else made
 
     monkeypatch.setattr(attention, "_mask", none)
     assert "in prefill, block 1" in failing()
@@ -166,7 +168,7 @@ def test_sinkhorns_axes_exchanged(failing, monkeypatch):
     right = Builder.unary
 
     def exchanged(b, kind, x, **more):
-        if kind == "layer_norm" and in_block(b, 1, "sin"):
+        if kind == "layer_norm" and in_block(b, 1):
             more["axes"] = {(1, 2): [2, 3], (2, 3): [1, 2]}[tuple(more["axes"])]
         return right(b, kind, x, **more)
 
