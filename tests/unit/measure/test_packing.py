@@ -37,9 +37,27 @@ def test_packed_sizes_are_those_of_a_zip_archive(tmp_path: Path) -> None:
         assert work.result() == sum(expected.values())
 
 
-def test_a_file_that_is_gone_is_an_error_of_whoever_asks(tmp_path: Path) -> None:
+def test_pieces_make_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "again"
+    file.write_bytes(random.Random(4).randbytes(20_000) * 200)
+    whole = packed_size(file)
+    assert whole < 60_000
+    monkeypatch.setattr(packing, "PIECE", 1 << 20)
+    pieces = file.stat().st_size // packing.PIECE + 1
+    # Begun anew, each would take the 20,000 bytes once more.
+    assert packed_size(file) <= whole + 500 * pieces
     with Packing() as work:
+        work.start([file])
+        assert work.result() == packed_size(file)
+
+
+def test_a_file_that_is_gone_is_an_error_of_whoever_asks(tmp_path: Path) -> None:
+    with Packing() as work, pytest.raises(FileNotFoundError):
         work.start([tmp_path / "absent"])
+    files = write(tmp_path)
+    with Packing() as work:
+        work._files.append((1, [work._pool.submit(packing._piece, tmp_path / "absent", 0, threading.Event())]))
+        work.start(files)
         with pytest.raises(FileNotFoundError):
             work.result()
 
@@ -47,16 +65,16 @@ def test_a_file_that_is_gone_is_an_error_of_whoever_asks(tmp_path: Path) -> None
 def test_leaving_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(file: Path, stop: threading.Event) -> int:
+    def endless(file: Path, start: int, stop: threading.Event) -> int:
         begun.set()
-        stop.wait(60)
-        if stop.is_set():
+        if stop.wait(60):
             ended.set()
         return 0
 
-    monkeypatch.setattr(packing, "packed_size", endless)
+    monkeypatch.setattr(packing, "_piece", endless)
+    files = write(tmp_path)
     with pytest.raises(KeyboardInterrupt), Packing() as work:
-        work.start([tmp_path])
+        work.start(files)
         assert begun.wait(60)
         raise KeyboardInterrupt
     assert ended.is_set()
