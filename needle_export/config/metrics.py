@@ -29,7 +29,7 @@ class Metric:
 
 METRICS = (
     Metric("size", "size", "bytes", False, "all files of the artifact"),
-    Metric("compressed", "compressed", "bytes", False,
+    Metric("compressed", "zipped", "bytes", False,
            "all files of the artifact as a zip archive packs them (deflate, level 6), which a download costs"),
     Metric("state", "state", "bytes", False, "what a session keeps between steps, at the built context"),
     Metric("load_rss", "load RSS", "bytes", False,

@@ -220,8 +220,8 @@ def test_what_rounded_caches_cost_has_a_column_where_any_are() -> None:
 
 def test_a_figure_without_a_column_has_one_when_sorted_by() -> None:
     reports = [("a", built(10, 0.1))]
-    assert "compressed" not in render(compare(reports), "text").split("\n  - ")[0]
-    assert "compressed" in render(compare(reports, "compressed"), "text").split("\n  - ")[0]
+    assert "zipped" not in render(compare(reports), "text").split("\n  - ")[0]
+    assert "zipped" in render(compare(reports, "compressed"), "text").split("\n  - ")[0]
 
 
 def test_markdown_escapes_and_has_the_same_cells() -> None:
