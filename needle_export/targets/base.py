@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
+from needle_export.measure.work import Phase, Work
+from needle_export.targets.kernels import Kernel
 from needle_export.targets.matrices import ReadMatrix
 
 Tokens = NDArray[np.int64]
@@ -287,6 +289,35 @@ class RoundsResults(Protocol):
 
     def rounded(self, folder: Path) -> Any:
         """A runner as :meth:`Target.open` gives it, with ``findings``: overflows and NaN by op."""
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """A target whose finished artifacts tell what a call has to do, so that its time can be estimated."""
+
+    def work(self, folder: Path, position: int, prompts: tuple[int, ...] = ()) -> Work:
+        """Read the work off the artifact's own graphs.
+
+        Args:
+            position: tokens before the decode step.
+            prompts: lengths of prompts to tell the work of, in tokens.
+
+        Raises:
+            BadInput: the files are damaged.
+            Unsupported: an op's work isn't known.
+        """
+
+
+@runtime_checkable
+class TimesKernels(Protocol):
+    """A target whose runtime can be timed on small graphs, so that this machine's rates are known."""
+
+    def kernel(self, kernel: Kernel, folder: Path) -> tuple[Callable[[], object], Phase]:
+        """A small graph, opened with one thread: what runs it once, and the work that it does.
+
+        Args:
+            folder: to write files into, which must stay while it runs.
+        """
 
 
 @runtime_checkable

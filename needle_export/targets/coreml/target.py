@@ -13,6 +13,7 @@ from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.ops import op
 from needle_export.graph.program import Program
+from needle_export.measure.work import Work
 from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
 from needle_export.targets.coreml import apple, contract
 from needle_export.targets.coreml.evaluate import load_package
@@ -138,6 +139,13 @@ class CoremlTarget:
         from needle_export.targets.coreml.readback import read_matrices
 
         return read_matrices(folder)
+
+    def work(self, folder: Path, position: int, prompts: tuple[int, ...] = ()) -> Work:
+        """Read the work off the finished artifact; see :class:`targets.base.TellsWork`."""
+        need("coreml", "coremltools")
+        from needle_export.targets.coreml.work import read_work
+
+        return read_work(folder, position, prompts)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """Core ML itself, where macOS is present."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -92,21 +92,8 @@ class Loop:
         return answer
 
     def plan(self, count: int) -> list[tuple[int, int]]:
-        """How a prompt is read: (tokens, bucket) in order; bucket 1 is decode.
-
-        As many of the largest bucket as fit; the rest in the smallest bucket that holds it, padded, or token by
-        token where it would fill too little of that.
-        """
-        steps: list[tuple[int, int]] = []
-        while count:
-            fitting = [b for b in self.buckets if b >= count]
-            if not self.buckets or (fitting and count * TAIL_SHARE <= fitting[0]):
-                steps += [(1, 1)] * count
-                break
-            bucket = fitting[0] if fitting else self.buckets[-1]
-            steps.append((min(count, bucket), bucket))
-            count -= steps[-1][0]
-        return steps
+        """How a prompt is read; see :func:`plan`."""
+        return plan(self.buckets, count)
 
     def feed(self, tokens: NDArray[Any]) -> NDArray[np.float32]:
         """Append tokens [T]; logits [T, V]."""
@@ -188,6 +175,27 @@ class Loop:
                 held[:-count] = held[count:]
                 held[-count:] = new
         self.position += count
+
+
+def plan(buckets: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """How a prompt is read: (tokens, bucket) in order; bucket 1 is decode.
+
+    As many of the largest bucket as fit; the rest in the smallest bucket that holds it, padded, or token by
+    token where it would fill too little of that.
+
+    Args:
+        buckets: lengths of prefills, ascending.
+    """
+    steps: list[tuple[int, int]] = []
+    while count:
+        fitting = [b for b in buckets if b >= count]
+        if not buckets or (fitting and count * TAIL_SHARE <= fitting[0]):
+            steps += [(1, 1)] * count
+            break
+        bucket = fitting[0] if fitting else buckets[-1]
+        steps.append((min(count, bucket), bucket))
+        count -= steps[-1][0]
+    return steps
 
 
 def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | None:
