@@ -28,6 +28,8 @@ COMMANDS = {
     "build": "needle_export.cli.build",
     "verify": "needle_export.cli.verify",
     "bench": "needle_export.cli.bench",
+    "calibrate": "needle_export.cli.calibrate",
+    "import-latency": "needle_export.cli.import_latency",
     "eval": "needle_export.cli.evaluate",
     "report": "needle_export.cli.report",
     "compare": "needle_export.cli.compare",

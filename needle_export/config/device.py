@@ -14,7 +14,18 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from needle_export.config.budget import Budget
-from needle_export.config.figures import Bandwidth, Bytes, Compute, Count, Frequency, Sourced, System, Time, Version
+from needle_export.config.figures import (
+    Bandwidth,
+    Bytes,
+    Compute,
+    Count,
+    Figure,
+    Frequency,
+    Sourced,
+    System,
+    Time,
+    Version,
+)
 from needle_export.config.options import CACHE_FORMS, WEIGHTS, BuildOptions
 from needle_export.config.rates import Rates
 from needle_export.config.refusals import fitting_opset, refusals
@@ -32,6 +43,19 @@ _LIMITS = {"opset": "onnx", "ir": "onnx", "ops": "tflite", "system": "coreml"}
 _SUFFIX = ".toml"
 
 
+class ByType(Strict):
+    """Bandwidth by the type of the weights."""
+
+    fp32: Bandwidth | None = None
+    fp16: Bandwidth | None = None
+    int8: Bandwidth | None = None
+    int4: Bandwidth | None = None
+
+    def rates(self) -> dict[str, float]:
+        """The same in SI units, without what isn't known."""
+        return {name: quantity(figure.value, "bandwidth") for name, figure in self if figure is not None}
+
+
 class RatesTable(Strict):
     """How fast a runtime is on the device, with one thread; what an estimate of latency is made from.
 
@@ -42,6 +66,14 @@ class RatesTable(Strict):
         int8: of integers; absent where the runtime multiplies none.
         op: what an op costs however little it computes.
         call: what a call of the runtime costs whatever is in it.
+        int4: of 4-bit integers; absent where they go as fast as those of 8.
+        cache: what the processor's last cache keeps from call to call; without it everything comes from memory. This
+            and what follows are what ``needle-export calibrate`` measures beyond the rest.
+        streams: bandwidth from memory by the type of the weights.
+        cached: the same from the cache.
+        values: what ops hand values on at.
+        cold: as ``op``, where the cache has kept nothing.
+        own: of its own data that an op has the cache hold.
     """
 
     bandwidth: Bandwidth
@@ -50,15 +82,32 @@ class RatesTable(Strict):
     int8: Compute | None = None
     op: Time
     call: Time
+    int4: Compute | None = None
+    cache: Bytes | None = None
+    streams: ByType | None = None
+    cached: ByType | None = None
+    values: Bandwidth | None = None
+    cold: Time | None = None
+    own: Bytes | None = None
 
     def rates(self) -> Rates:
         """The same in SI units."""
-        named = {"fp32": self.fp32, "fp16": self.fp16, "int8": self.int8}
+        named = {"fp32": self.fp32, "fp16": self.fp16, "int8": self.int8, "int4": self.int4}
+
+        def known(figure: Figure | None, kind: str) -> float:
+            return 0.0 if figure is None else quantity(figure.value, kind)
+
         return Rates(
-            quantity(self.bandwidth.value, "bandwidth"),
-            {name: quantity(figure.value, "compute") for name, figure in named.items() if figure is not None},
-            quantity(self.op.value, "time"),
-            quantity(self.call.value, "time"),
+            bandwidth=quantity(self.bandwidth.value, "bandwidth"),
+            throughput={name: quantity(f.value, "compute") for name, f in named.items() if f is not None},
+            op=quantity(self.op.value, "time"),
+            call=quantity(self.call.value, "time"),
+            cold=known(self.cold, "time"),
+            own=known(self.own, "bytes"),
+            streams={} if self.streams is None else self.streams.rates(),
+            cache=known(self.cache, "bytes"),
+            cached={} if self.cached is None else self.cached.rates(),
+            values=known(self.values, "bandwidth") or None,
         )
 
 

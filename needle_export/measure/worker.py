@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from needle_export.measure.latency import Session, time_session
+from needle_export.measure.latency import Session, quickest, time_session
 from needle_export.measure.memory import load_and_run
 
 
 def main() -> None:
     """Read the request from the command line, write the answer to standard output."""
     request = json.loads(sys.argv[1])
-    answer = {"latency": _latency, "memory": _memory}[request["what"]](request)
+    answer = {"latency": _latency, "memory": _memory, "kernels": _kernels}[request["what"]](request)
     json.dump(answer, sys.stdout)
 
 
@@ -47,6 +49,22 @@ def _memory(request: dict[str, Any]) -> dict[str, int | None] | None:
         request["vocab"],
         request["prompt"],
     )
+
+
+def _kernels(request: dict[str, Any]) -> dict[str, Any]:
+    from needle_export.targets import find_target
+    from needle_export.targets.base import TimesKernels
+    from needle_export.targets.kernels import Kernel
+
+    target = find_target(request["target"])
+    assert isinstance(target, TimesKernels), request["target"]
+    answer = {}
+    for name, wanted in request["kernels"].items():
+        with TemporaryDirectory(prefix="needle-export-") as folder:
+            run, phase = target.kernel(Kernel(**wanted), Path(folder))
+            answer[name] = {"seconds": quickest(run), "phase": asdict(phase)}
+            del run
+    return answer
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from needle_export.config.options import OWN_OPS_SCHEMES
 from needle_export.config.rules import Rules
+from needle_export.measure.work import Phase, Work
 from needle_export.targets.base import (
     Compiled,
     Facts,
@@ -19,6 +20,7 @@ from needle_export.targets.base import (
     WeightShare,
     need,
 )
+from needle_export.targets.kernels import Kernel
 from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.onnx.contract import (
     CHUNK_KEY,
@@ -189,6 +191,20 @@ class OnnxTarget:
         from needle_export.targets.onnx.readback import read_matrices
 
         return read_matrices(folder)
+
+    def work(self, folder: Path, position: int, prompts: tuple[int, ...] = ()) -> Work:
+        """Read the work off the finished artifact; see :class:`targets.base.TellsWork`."""
+        need("onnx", "onnx")
+        from needle_export.targets.onnx.work import read_work
+
+        return read_work(folder, position, prompts)
+
+    def kernel(self, kernel: Kernel, folder: Path) -> tuple[Callable[[], object], Phase]:
+        """A small graph to time; see :class:`targets.base.TimesKernels`."""
+        need("onnx", "onnxruntime")
+        from needle_export.targets.onnx.kernels import open_kernel
+
+        return open_kernel(kernel)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """None: opsets say what older versions run."""

@@ -78,8 +78,7 @@ def put_blocks(path: Path, carried: Mapping[str, Packed]) -> None:
         model = schema.ModelT.InitFromPackedBuf(bytearray(data))
     writer = _Writer(model, carried)
     writer.convert()
-    written = writer.pack()
-    path.write_bytes(written)
+    path.write_bytes(pack(writer.model))
 
 
 class _Writer:
@@ -175,29 +174,29 @@ class _Writer:
             if index not in used:
                 buffer.data = None
 
-    def pack(self) -> bytes:
-        """The model in bytes; data of buffers at multiples of 16, as the schema demands and its Python code doesn't."""
-        import flatbuffers
 
-        schema = self.schema
+def pack(model: Any) -> bytes:
+    """A model's objects in bytes; data of buffers at multiples of 16, as the schema demands and its code doesn't."""
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
 
-        def packed(self: Any, builder: Any) -> Any:
-            where = None
-            if self.data is not None and len(self.data):
-                count = len(self.data)
-                builder.StartVector(1, count, 16)
-                builder.head -= count
-                builder.Bytes[builder.head : builder.head + count] = self.data.tobytes()
-                where = builder.EndVector()
-            schema.BufferStart(builder)
-            if where is not None:
-                schema.BufferAddData(builder, where)
-            return schema.BufferEnd(builder)
+    def packed(self: Any, builder: Any) -> Any:
+        where = None
+        if self.data is not None and len(self.data):
+            count = len(self.data)
+            builder.StartVector(1, count, 16)
+            builder.head -= count
+            builder.Bytes[builder.head : builder.head + count] = self.data.tobytes()
+            where = builder.EndVector()
+        schema.BufferStart(builder)
+        if where is not None:
+            schema.BufferAddData(builder, where)
+        return schema.BufferEnd(builder)
 
-        aligned = type("Aligned", (schema.BufferT,), {"Pack": packed})
-        for buffer in self.model.buffers:
-            buffer.__class__ = aligned
-        size = sum(len(b.data) for b in self.model.buffers if b.data is not None)
-        builder = flatbuffers.Builder(size + (1 << 22))
-        builder.Finish(self.model.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+    aligned = type("Aligned", (schema.BufferT,), {"Pack": packed})
+    for buffer in model.buffers:
+        buffer.__class__ = aligned
+    size = sum(len(b.data) for b in model.buffers if b.data is not None)
+    builder = flatbuffers.Builder(size + (1 << 22))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from needle_export.config.rules import Rules
 from needle_export.errors import BadInput, UsageError
+from needle_export.measure.work import Phase, Work
 from needle_export.targets.base import (
     Compiled,
     Facts,
@@ -29,6 +30,7 @@ from needle_export.targets.base import (
     Tokens,
     need,
 )
+from needle_export.targets.kernels import Kernel
 from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.ports import CONTRACT_KEY, DECODE, entry_name, listed, prefill_name
 from needle_export.targets.quiet import quietly
@@ -177,6 +179,20 @@ class TfliteTarget:
         from needle_export.targets.tflite.readback import read_matrices
 
         return read_matrices(folder / contract.FILE_NAME)
+
+    def work(self, folder: Path, position: int, prompts: tuple[int, ...] = ()) -> Work:
+        """Read the work off the finished artifact; see :class:`targets.base.TellsWork`."""
+        need("tflite", "ai_edge_litert")
+        from needle_export.targets.tflite.work import read_work
+
+        return read_work(folder, position, prompts)
+
+    def kernel(self, kernel: Kernel, folder: Path) -> tuple[Callable[[], object], Phase]:
+        """A small graph to time; see :class:`targets.base.TimesKernels`."""
+        need("tflite", "ai_edge_litert")
+        from needle_export.targets.tflite.kernels import open_kernel
+
+        return open_kernel(kernel, folder)
 
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """tflite-runtime 2.14, which many shipped apps still link; in a Python of its own."""
