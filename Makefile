@@ -52,6 +52,7 @@ bench: $(FULL_STAMP) ## Measure targets against plain conversions and needle-rs,
 	$(BIN)/python -m tests.benchmarks.needle_rs --target onnx,tflite --weights int4
 	$(BIN)/python -m tests.benchmarks.tflite --weights fp32,int8
 	$(BIN)/python -m tests.benchmarks.coreml --weights fp32,fp16,int4
+	$(BIN)/python -m tests.benchmarks.estimates
 
 clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache needle_export.egg-info

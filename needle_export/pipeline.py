@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from needle_export.checkpoint.adapter import merge_lora, read_adapter
 from needle_export.checkpoint.checkpoint import Checkpoint, drop_head, read_checkpoint
 from needle_export.checkpoint.ladder import slice_ladder
 from needle_export.checkpoint.resolve import resolve
+from needle_export.config.device import Device
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
+from needle_export.estimates import with_estimates
 from needle_export.measure import parity, rounded, weights
 from needle_export.measure.locate import locate
 from needle_export.measure.packing import Packing
@@ -120,6 +123,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
                 progress=progress,
                 shown=options.out,
             )
+        report = with_estimates(report, folder, usual_prompts(options.context))
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report
@@ -228,12 +232,14 @@ def bench(
     prompt: tuple[int, ...] | None,
     progress: Progress,
     compute_units: str | None = None,
+    devices: Sequence[Device] = (),
 ) -> Report:
     """The report of a published folder with times measured now, on this machine.
 
     Args:
         prompt: prompt lengths to time; None takes the usual ones that the context has room for.
         compute_units: one of ``COMPUTE_UNITS`` for artifacts that run in Core ML; None takes all.
+        devices: to estimate latency for beside it.
 
     Raises:
         UsageError: a prompt or the number of steps is longer than the context, or a choice is another target's.
@@ -245,16 +251,12 @@ def bench(
     for option, length in [("--prompt", n) for n in prompt or ()] + [("--steps", steps)]:
         if length > context:
             raise UsageError(f"{length} tokens don't fit in the context of {context}", where=option)
-    return with_measurements(
-        report,
-        dist,
-        threads=threads,
-        steps=steps,
-        prompts=prompt or usual_prompts(context),
-        progress=progress,
-        shown=dist,
+    prompts = prompt or usual_prompts(context)
+    report = with_measurements(
+        report, dist, threads=threads, steps=steps, prompts=prompts, progress=progress, shown=dist,
         compute_units=compute_units,
-    )
+    )  # fmt: skip
+    return with_estimates(report, dist, prompts, devices)
 
 
 def _recorded_option(report: Report, key: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from needle_export.errors import BadInput
 from needle_export.report.codec import decode, parse_json, to_json
+from needle_export.report.elsewhere import ImportedLatency, LatencyEstimate
 from needle_export.report.measured import Latency, Memory
 from needle_export.report.sizes import Size, check_naturals
 
@@ -236,6 +237,8 @@ class Artifact:
     signatures: dict[str, Signature] = field(default_factory=dict)
     runtimes: tuple[RuntimeCheck, ...] = ()
     gpu_lint: tuple[LintNote, ...] = ()
+    estimates: tuple[LatencyEstimate, ...] = ()
+    imported: tuple[ImportedLatency, ...] = ()
 
     def __post_init__(self) -> None:
         names = [file.name for file in self.files]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from needle_export.report import elsewhere_view
 from needle_export.report.measured import Latency
 from needle_export.report.schema import Artifact, Fusion, LeftUnfused, Report
 from needle_export.report.units import milliseconds, percent, plural, rate, size, small, whole
@@ -112,14 +113,14 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
         out.append(Fact("left out", ", ".join(f"{name} head" for name in report.checkpoint.dropped_heads)))
     missed = {op: f for op, f in artifact.fusion.items() if f.fused < f.expected}
     out.append(Fact("fusion", _fusion_line(artifact.fusion, missed), "bad" if missed else "good"))
-    return out
+    return out + [Fact(label, text) for label, text in elsewhere_view.lines(artifact)]
 
 
 def sections(report: Report, artifact: Artifact) -> list[Section]:
     """Everything else about an artifact; sections without content are left out."""
     every = [_bytes(artifact), _tensors(artifact), _fusion(artifact), _left(artifact), _nodes(artifact),
-             _state(artifact), _prefill(artifact.latency), _runtimes(artifact), _signatures(artifact),
-             _parity(artifact), _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
+             _state(artifact), _prefill(artifact.latency), _elsewhere(artifact), _runtimes(artifact),
+             _signatures(artifact), _parity(artifact), _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
              _pairs("Built with", report.options), _pairs("Versions", artifact.versions)]
     return [section for section in every if section.rows]
 
@@ -287,6 +288,11 @@ def _prefill(latency: Latency | None) -> Section:
         (whole(p.tokens), milliseconds(p.ms_p50), rate(p.tokens_per_s)) for p in latency.prefill)
     kind = "" if latency is None else f" ({latency.kind})"
     return Section(f"Prefill{kind}", ("prompt tokens", "median", "rate"), rows, frozenset({0, 1, 2}))
+
+
+def _elsewhere(artifact: Artifact) -> Section:
+    title = "Latency, by where it comes from"
+    return Section(title, elsewhere_view.COLUMNS, tuple(elsewhere_view.rows(artifact)), frozenset({3, 4}))
 
 
 def _runtimes(artifact: Artifact) -> Section:

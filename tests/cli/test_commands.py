@@ -91,10 +91,13 @@ def test_bench(run: Run, dist: Path) -> None:
     result = run("bench", str(dist), "--threads", "2", "--steps", "9", "--prompt", "8, 16", "--json")
     assert json.loads(result.stdout)["artifacts"][0]["latency"]["kind"] == "measured"
     assert run("bench", str(dist), "--compute-units", "cpu-ne").exit_code == 0
-    usual = {"dist": dist, "threads": 1, "steps": 64, "prompt": None, "compute_units": None}
+    usual = {"dist": dist, "threads": 1, "steps": 64, "prompt": None, "compute_units": None, "devices": []}
     assert calls() == [("bench", usual),
                        ("bench", {**usual, "threads": 2, "steps": 9, "prompt": (8, 16)}),
                        ("bench", {**usual, "compute_units": "cpu-ne"})]
+    assert run("bench", str(dist), "--device", "pixel-8", "--device", "raspberry-pi-5").exit_code == 0
+    assert calls()[-1][1]["devices"] == ["pixel-8", "raspberry-pi-5"]
+    assert run("bench", str(dist), "--device", "pixel-9").exit_code == 2
     assert run("bench", str(dist), "--compute-units", "ne").exit_code == 2
 
 

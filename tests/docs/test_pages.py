@@ -28,7 +28,7 @@ def options_of(command: str) -> set[str]:
 
 
 def test_readme_names_every_command() -> None:
-    assert re.findall(r"^\| `([a-z]+)` \| ", README, re.M)[: len(COMMANDS)] == list(COMMANDS)
+    assert re.findall(r"^\| `([a-z-]+)` \| ", README, re.M)[: len(COMMANDS)] == list(COMMANDS)
 
 
 def test_readme_names_every_exit_code() -> None:
@@ -44,7 +44,7 @@ def test_commands_in_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     spans = re.findall(r"^ {4}(.*)$", text, re.M) + re.findall(r"`([^`]+)`", text)
     for span in spans:
-        for call in re.findall(r"(?<!/)needle-export ([a-z]+(?: [^|#;\n]*)?)", span):
+        for call in re.findall(r"(?<!/)needle-export ([a-z][a-z-]*(?: [^|#;\n]*)?)", span):
             command, *rest = call.split()
             assert command in COMMANDS, call
             unknown = {word for word in rest if word.startswith("--")} - options_of(command) - {"--help"}

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.bundle.publish import publish, stage
+from needle_export.config.device import Device
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import (
@@ -91,9 +92,11 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
 
 
 def bench(
-    dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress, compute_units: str | None
+    dist: Path, *, threads: int, steps: int, prompt: tuple[int, ...], progress: Progress, compute_units: str | None,
+    devices: list[Device],
 ) -> Report:
-    asked = {"threads": threads, "steps": steps, "prompt": prompt, "compute_units": compute_units}
+    asked = {"threads": threads, "steps": steps, "prompt": prompt, "compute_units": compute_units,
+             "devices": [device.id for device in devices]}
     CALLS.append(("bench", {"dist": dist, **asked}))
     _behave(progress)
     return dataclasses.replace(load_report(dist))

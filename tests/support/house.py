@@ -8,7 +8,8 @@ from __future__ import annotations
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-_BESIDE = frozenset({"assemble", "inspection", "provenance", "runtimes", "timing"})
+_NAMES = "assemble calibration estimates importing inspection provenance runtimes timing"
+_BESIDE = frozenset(_NAMES.split())
 PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
 
 #: What everybody may import.
@@ -34,9 +35,11 @@ SHARED = {
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
     ("measure.weights", "targets.matrices"): "data types: a matrix as a target has read it back from its files",
+    ("targets", "measure.work"): "data types: what an artifact's ops move and compute, as its files tell",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
+    ("bundle.rewrite", "checkpoint.files"): "the same",
 }
 
 #: Stages that commands call without the pipeline, because one function of one stage is all they do.
@@ -44,6 +47,8 @@ DIRECT = {
     ("cli", "report"): "showing a report",
     ("cli.evaluate", "bundle.arrays"): "reading ids and writing logits",
     ("cli.shared", "bundle.publish"): "finishing an interrupted exchange before a folder is read",
+    ("cli.import_latency", "measure.readings"): "the names of the formats that it takes",
+    ("cli.bench", "measure.adb"): "where benchmark_model lies unless somebody says so",
     ("cli.sample", "checkpoint"): "the two geometries by name, and writing a random checkpoint",
     ("cli.output", "checkpoint.files"): "writing a file whole or not at all",
 }
@@ -69,11 +74,15 @@ RUNTIMES = {
 
 #: Modules that import their runtime at the top; everything that leads to them is imported when it is used.
 _LOWERING = ("attention", "builder", "elementwise", "fused", "lower")
-_OWN = {"onnx": "caches codebook integers load_time", "tflite": "probes store", "coreml": "codebook store"}
+_OWN = {
+    "onnx": "caches codebook integers kernels load_time shapes work",
+    "tflite": "probes store",
+    "coreml": "codebook store",
+}
 LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, own in _OWN.items() for name in (*_LOWERING, *own.split()))
 
 #: Modules for all targets.
-COMMON = ("base", "claims", "constants", "matrices", "ports", "quiet", "views")
+COMMON = ("base", "claims", "constants", "kernels", "matrices", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.
 TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})

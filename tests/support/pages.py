@@ -164,7 +164,7 @@ def made_up() -> list[tuple[str, Report]]:
         roles = {"memory": total * 6 // 10, "content": total * 2 // 10, "routing": total // 12,
                  "vocabulary": total // 20, "mixing": total // 90, "lanes": total // 80, "norms": total // 700}
         files = {"model.bin": bytes(total)}
-        return make_artifact(files, size=make_size(total, roles), **changes)
+        return make_artifact(files, size=make_size(total, roles), estimates=(), imported=(), **changes)
 
     estimated = Latency("estimated", "an imaginary phone", 4, "nothing repeats it", None, None,
                         (PrefillLatency(64, 61.5, 1040.6), PrefillLatency(256, 230.0, 1113.0)),

@@ -10,6 +10,7 @@ from typing import Any
 
 from needle_export.checkpoint.dimensions import SMALL
 from needle_export.checkpoint.layout import parameter_count
+from needle_export.report.elsewhere import EstimateParts, ImportedLatency, LatencyEstimate, PrefillEstimate
 from needle_export.report.measured import DecodeLatency, Latency, Loaded, Memory, PrefillLatency
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -80,6 +81,14 @@ def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifac
         runtimes=(RuntimeCheck("onnxruntime", "1.32.0", True, True, 1.25e-6, ""),
                   RuntimeCheck("olderruntime", "0.9", False, None, None, "knows no such op")),
         gpu_lint=(LintNote("unsupported op", "GATHER", 4, "the delegate has no such op", "a public list"),),
+        estimates=(LatencyEstimate(
+            kind="estimated", device="till", name="Till", basis="guess", position=256, decode_ms=9.0,
+            parts=EstimateParts(5.0, 1.0, 0.5, 2.0, 0.5),
+            prefill=(PrefillEstimate(64, 100.0, 640.0),)),),
+        imported=(ImportedLatency(
+            kind="imported", device="till", format="benchmark_model", file="till.txt", sha256="e" * 64,
+            date="2026-11-30", phase="decode", tokens=1, ms=8.0, statistic="mean", runs=50, ms_min=7.5, ms_max=9.5,
+            ms_std=0.2, first_ms=12.0, load_ms=30.0, threads=1),),
     )
     return dataclasses.replace(artifact, **changes)
 

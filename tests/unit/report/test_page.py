@@ -210,6 +210,8 @@ def hostile() -> Report:
     artifact["size"]["by_role"] = {HOSTILE: artifact["size"]["total_bytes"] - artifact["size"]["overhead_bytes"]}
     artifact["size"]["tensors"] = [{"name": HOSTILE, "role": HOSTILE, "by_layer": [],
                                     "bytes": artifact["size"]["by_role"][HOSTILE]}]
+    artifact["estimates"][0]["basis"] = "guess"
+    artifact["imported"][0] |= {"format": "csv", "phase": "decode", "statistic": "mean"}
     for part in ("fusion", "versions", "signatures"):
         artifact[part] = {HOSTILE + key: value for key, value in artifact[part].items()}
     return parse_report(json.dumps(raw).encode())
@@ -257,7 +259,7 @@ def test_the_same_reports_make_the_same_page(several: list[tuple[str, Report]], 
 
 def test_a_report_may_be_nearly_empty() -> None:
     bare = make_artifact({"model.onnx": b""}, parity={}, fusion={}, kept_float=(), notes=(), versions={}, signatures={},
-                         runtimes=(), gpu_lint=(), latency=None, memory=None)
+                         runtimes=(), gpu_lint=(), latency=None, memory=None, estimates=(), imported=())
     found = Page(render_page([("d", make_report(bare, options={}))]))
     assert "No time was measured or estimated." in "".join(found.loose)
     assert not [piece for piece in found.loose if re.search(r"\d", piece)]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from needle_export.report.elsewhere import EstimateParts
 from needle_export.report.markdown import escape, render_markdown
 from needle_export.report.render import STYLES, render
 from needle_export.report.schema import Fusion, KeptFloat, LeftUnfused, Nodes, Report
@@ -76,9 +77,11 @@ def test_estimates_are_never_called_measured(view: Callable[[Report], str]) -> N
     assert latency is not None
     estimate = dataclasses.replace(latency, kind="estimated", host="Pixel 8", load_ms=None, first_ms=None,
                                    peak_rss_bytes=None)
-    text = plain(view(make_report(make_artifact(latency=estimate, memory=None)))).replace("not measured", "")
+    report = make_report(make_artifact(latency=estimate, memory=None, imported=()))
+    text = plain(view(report)).replace("not measured", "")
     assert "measured" not in text
     assert "400 tokens/s (estimated;" in text
+    assert "decode 9.00 ms after 256 tokens; prompt of 64 at 640 tokens/s; rates partly GUESSED" in text
     assert "on Pixel 8" in text
 
 
@@ -181,3 +184,20 @@ def test_markdown_tables_are_regular() -> None:
     for index, line in enumerate(lines):
         if line.startswith("|") and lines[index - 1].startswith("|"):
             assert bars[index] == bars[index - 1], line
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_measured_estimated_and_imported_times_stand_apart(view: Callable[[Report], str]) -> None:
+    text = plain(view(make_report()))
+    for kind, device, took in (("measured", "here", "2.50 ms"), ("estimated", "till", "9.00 ms"),
+                               ("imported", "till", "8.00 ms")):
+        assert re.search(rf"{kind}[ |]+{device}[ |]+decode[ |]+{took}", text), kind
+    assert "(till, roofline) decode 9.00 ms" in text and "read from till.txt, 2026-11-30" in text
+
+
+def test_a_prediction_for_this_machine_says_how_far_off_it_is() -> None:
+    (estimate,) = make_artifact().estimates
+    here = dataclasses.replace(estimate, device="host", decode_ms=2.0, parts=EstimateParts(2.0, 0, 0, 0, 0))
+    assert "(20% below the 2.50 ms measured)" in plain(render(make_report(make_artifact(estimates=(here,))), "text"))
+    without = make_artifact(estimates=(here,), latency=None)
+    assert "below" not in plain(render(make_report(without), "text"))
