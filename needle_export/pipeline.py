@@ -14,16 +14,13 @@ from needle_export import __version__
 from needle_export.assemble import describe_artifact, file_info, sha256
 from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.publish import publish, stage
-from needle_export.checkpoint.adapter import merge_lora, read_adapter
-from needle_export.checkpoint.checkpoint import Checkpoint, drop_head, read_checkpoint
-from needle_export.checkpoint.ladder import slice_ladder
-from needle_export.checkpoint.resolve import resolve
 from needle_export.config.device import Device
 from needle_export.config.options import BUCKETS, BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.estimates import with_estimates
+from needle_export.loading import load
 from needle_export.measure import parity, rounded, weights
 from needle_export.measure.locate import locate
 from needle_export.measure.packing import Packing
@@ -32,8 +29,8 @@ from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
     TOOL,
-    AdapterInfo,
     Artifact,
+    PlanInfo,
     Report,
     Tool,
     dump_report,
@@ -51,8 +48,11 @@ if TYPE_CHECKING:
 REFERENCE_NAME = "reference.npz"
 
 
-def build(options: BuildOptions, progress: Progress) -> Report:
+def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = None) -> Report:
     """Read, slice, merge, trace, rewrite, lower, verify, measure, publish.
+
+    Args:
+        plan: the recipe and the device that the options come from, for the report.
 
     Raises:
         NeedleExportError: whatever stopped it; then nothing was published.
@@ -63,6 +63,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
     with stage(options.out) as folder, Packing() as packing:
         # Here already, as it says what is wrong with the environment.
         find_target(options.target).other_runtimes(folder)
+        _check_tolerances(options)
         checkpoint, adapters, dropped = load(options, progress)
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         compiler.use_caches(options.cache_form)
@@ -106,6 +107,7 @@ def build(options: BuildOptions, progress: Progress) -> Report:
             Tool(TOOL, __version__),
             checkpoint_info(checkpoint, adapters, dropped),
             recipe,
+            plan,
             (
                 describe_artifact(
                     target, options, folder, compiler, compiled, packed, measured, runtimes, dropped, versions()
@@ -127,6 +129,19 @@ def build(options: BuildOptions, progress: Progress) -> Report:
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report
+
+
+def _check_tolerances(options: BuildOptions) -> None:
+    """Refuse bounds above a scheme's own, where that is known before the reference has run."""
+    target = find_target(options.target)
+    kept = target.status != "verified-on-runtime" or options.cache_form == "fp32"
+    if target.activations(options.schemes) is not None or not kept:
+        return  # by the reference's sensitivity; the tighter of both holds then
+    own = parity.tolerance_of(str(options.schemes), None)
+    for name, value in options.tolerances:
+        if value > getattr(own, name):
+            raise UsageError(f"{value:g} for {name} is looser than the scheme's own {getattr(own, name):g}",
+                             where="--tolerances", fix="a bound may only be tightened; leave it out")
 
 
 def _improve(compiler: Compiler, target: Target, options: BuildOptions, progress: Progress) -> dict[str, Any]:
@@ -163,29 +178,6 @@ def _buckets(options: BuildOptions, compiler: Compiler, multiple: int) -> tuple[
             fix = f"choose a multiple of {multiple}"
             raise UsageError(f"a prefill of {bucket} tokens can't be written at once", where="--buckets", fix=fix)
     return options.buckets
-
-
-def load(
-    options: BuildOptions, progress: Progress
-) -> tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]:
-    """The checkpoint at the depth asked for with its adapter merged; adapters, and heads dropped for them.
-
-    The adapter was trained on the whole model, so it is merged before the rung is cut.
-    """
-    with progress.stage("read the checkpoint"):
-        checkpoint = read_checkpoint(resolve(options.checkpoint))
-    adapters: tuple[AdapterInfo, ...] = ()
-    dropped: tuple[str, ...] = ()
-    if options.lora is not None:
-        adapter = read_adapter(resolve(options.lora))
-        checkpoint = merge_lora(checkpoint, adapter)
-        adapters = (AdapterInfo(adapter.path_name, adapter.sha256),)
-        if not options.keep_confidence and any(h.name == "confidence" for h in checkpoint.geometry.heads):
-            checkpoint = drop_head(checkpoint, "confidence")
-            dropped = ("confidence",)
-    if options.layers is not None:
-        checkpoint = slice_ladder(checkpoint, options.layers)
-    return checkpoint, adapters, dropped
 
 
 def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
@@ -317,6 +309,7 @@ def _verify_new(
     """Compare a fresh artifact with the reference; on failure, say in which block it goes wrong."""
     rounds = compiler.scheme.activations is not None
     tolerance = parity.tolerance_of(str(options.schemes), compiler.sensitivity, rounds, compiler.scheme.cache)
+    tolerance = tolerance.tightened(dict(options.tolerances))
     runner = target.open(folder)
     with progress.stage("verify", len(cases)) as task:
         measured = parity.compare(runner, cases, None, task.advance)

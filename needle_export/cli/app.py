@@ -25,6 +25,7 @@ from needle_export.cli.shared import Command, write_exit_codes
 COMMANDS = {
     "inspect": "needle_export.cli.inspect",
     "sample": "needle_export.cli.sample",
+    "plan": "needle_export.cli.plan",
     "build": "needle_export.cli.build",
     "verify": "needle_export.cli.verify",
     "bench": "needle_export.cli.bench",

@@ -147,6 +147,18 @@ def rule(value: str) -> Rule:
     return Rule.parse(value)
 
 
+def bounds(value: str) -> tuple[tuple[str, float], ...]:
+    """Option type: ``NAME=NUMBER`` with commas between; none of an empty text."""
+    pairs = []
+    for part in names(value):
+        name, _, number = part.partition("=")
+        try:
+            pairs.append((name.strip(), float(number)))
+        except ValueError:
+            raise click.BadParameter(f"{part!r} isn't a bound, such as logits=5e-5") from None
+    return tuple(pairs)
+
+
 def head_widths(value: str) -> tuple[tuple[int, int], ...]:
     """Option type: pairs of head widths (qk, v) written ``qk/v``, separated by commas."""
     pairs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ CACHE_FORMS = tuple(c.name for c in schemes.CACHES)
 BLOCK_SCHEMES = {"onnx": OWN_OPS_SCHEMES, "tflite": ("int4",), "coreml": ("int8", "int4")}
 """Schemes whose matrices lie in blocks of integers in a target; those of one scale for a row of TFLite's don't."""
 
+TOLERANCES = ("logits", "state")
+"""What ``--tolerances`` can tighten: the largest deviation of a logit, and of a state, of its range."""
+
 MIN_LAYERS = 2
 """The shallowest rung of a ladder."""
 
@@ -84,6 +88,7 @@ class BuildOptions:
         keep_confidence: keep the confidence head after a LoRA merge. It is dropped by default because
             local fine-tuning doesn't train it.
         seed: of the prompts that the verification draws.
+        tolerances: bounds of the verification, (one of ``TOLERANCES``, value), tighter than a scheme's own.
         threads: for the latency measurement; results don't depend on it.
         bench: whether to measure latency.
 
@@ -108,6 +113,7 @@ class BuildOptions:
     heads: tuple[str, ...] = ()
     keep_confidence: bool = False
     seed: int = 0
+    tolerances: tuple[tuple[str, float], ...] = ()
     threads: int = 1
     bench: bool = True
 
@@ -125,6 +131,7 @@ class BuildOptions:
             _at_least("--layers", self.layers, MIN_LAYERS)
         _at_least("--context", self.context, 1)
         _at_least("--threads", self.threads, 1)
+        self._check_tolerances()
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"{self.seed} isn't between 0 and {MAX_SEED}", where="--seed")
         if self.keep_confidence and self.lora is None:
@@ -141,6 +148,15 @@ class BuildOptions:
         """How keys and values are kept."""
         assert self.cache is not None  # since __post_init__
         return self.cache
+
+    def _check_tolerances(self) -> None:
+        for name, value in self.tolerances:
+            _one_of("--tolerances", name, TOLERANCES)
+            if not 0 < value < math.inf:  # also false for NaN
+                raise UsageError(f"{value:g} is no bound for {name}", where="--tolerances", fix="give a number above 0")
+        if len(dict(self.tolerances)) < len(self.tolerances):
+            raise UsageError("a bound is there twice", where="--tolerances", fix="give each name once")
+        object.__setattr__(self, "tolerances", tuple(sorted(self.tolerances)))
 
     def _check_cache(self) -> None:
         # Before states the host keeps what the package computes in.
@@ -220,7 +236,8 @@ class BuildOptions:
                 "weights": self.weights, "rules": [[r.pattern, r.scheme] for r in self.rules],
                 "rounding": self.rounding, "cache": self.cache, "opset": self.opset, "os": self.os,
                 "buckets": self.buckets and list(self.buckets),
-                "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed}
+                "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed,
+                "tolerances": dict(self.tolerances)}
 
 
 def _one_of(option: str, value: object, known: tuple[object, ...]) -> None:

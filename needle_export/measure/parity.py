@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,14 @@ class Tolerance:
     reason: str
     #: Predictions may differ where the reference's own two best lie closer than this.
     ties: float = 0.0
+
+    def tightened(self, bounds: Mapping[str, Any]) -> Tolerance:
+        """With smaller bounds where some are given, by name: never with greater ones, and none that is no number."""
+        known = {n: v for n, v in bounds.items() if isinstance(v, float | int) and v > 0}
+        logits, state = (min(getattr(self, name), known.get(name, math.inf)) for name in ("logits", "state"))
+        if (logits, state) == (self.logits, self.state):
+            return self
+        return replace(self, logits=logits, state=state, reason=f"tightened by --tolerances; else: {self.reason}")
 
 
 @dataclass(frozen=True)
@@ -115,10 +123,11 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
     Raises:
         BadInput: the scheme needs the reference's sensitivity, and the report doesn't give it.
     """
-    scheme = table.get("scheme") or {}
+    scheme, told = table.get("scheme") or {}, table.get("tolerance")
+    bounds = told if isinstance(told, Mapping) else {}  # which a build may have tightened
     rounds, cache = bool(scheme.get("activations")), str(scheme.get("cache") or "fp32")
     if not rounds and cache == "fp32":
-        return tolerance_of(weights, None)
+        return tolerance_of(weights, None).tightened(bounds)
     try:
         moved = table["sensitivity"]
         sensitivity = Sensitivity(float(moved["logits"]), float(moved["state"]))
@@ -126,7 +135,7 @@ def recorded_tolerance(weights: str, table: Mapping[str, Any]) -> Tolerance:
         raise BadInput(
             f"the report doesn't tell how sensitive the {weights} reference is", where="parity", fix="build again"
         ) from fault
-    return tolerance_of(weights, sensitivity, rounds, cache)
+    return tolerance_of(weights, sensitivity, rounds, cache).tightened(bounds)
 
 
 class Session(Protocol):

@@ -250,6 +250,18 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class PlanInfo:
+    """The recipe and the device that a build's options come from, by id, and what both hold it to.
+
+    ``budgets`` are entries as docs/budgets.md describes them.
+    """
+
+    recipe: str | None
+    device: str | None
+    budgets: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """A build's report. It carries no time stamp: the same input gives the same artifacts."""
 
@@ -257,6 +269,7 @@ class Report:
     tool: Tool
     checkpoint: CheckpointInfo
     options: dict[str, Any]
+    plan: PlanInfo | None
     artifacts: tuple[Artifact, ...]
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from needle_export.errors import (
     UsageError,
     VerificationFailed,
 )
-from needle_export.report.schema import Report, load_report
+from needle_export.report.schema import PlanInfo, Report, load_report
 from tests.support.reports import write_artifact
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
@@ -75,7 +75,7 @@ def _cling() -> None:
             time.sleep(60)
 
 
-def build(options: BuildOptions, progress: Progress) -> Report:
+def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = None) -> Report:
     CALLS.append(("build", vars(options)))
     with stage(options.out) as staging:
         report = write_artifact(staging)

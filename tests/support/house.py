@@ -8,7 +8,7 @@ from __future__ import annotations
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = "assemble calibration estimates importing inspection provenance runtimes timing"
+_NAMES = "assemble calibration estimates importing inspection loading plan provenance runtimes timing"
 _BESIDE = frozenset(_NAMES.split())
 PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
 
@@ -34,6 +34,11 @@ SHARED = {
     ("measure.ledger", "checkpoint.dimensions"): "data types, from the module itself: no numpy for a ledger",
     ("measure.ledger", "checkpoint.layout"): "roles and shapes that the ledger sums",
     ("measure.ledger", "checkpoint.ladder"): "the geometry of a rung, whose bytes are counted",
+    ("measure.inventory", "checkpoint.dimensions"): "data types: the shapes that a geometry has",
+    ("measure.inventory", "checkpoint.layout"): "names, roles and shapes of tensors, whose bytes are counted",
+    ("measure.predict", "checkpoint.dimensions"): "data types: what grows with which number of a geometry",
+    ("measure.predict", "checkpoint.layout"): "roles in their order",
+    ("measure.predict_work", "checkpoint.dimensions"): "data types: how much there is to multiply",
     ("measure.weights", "targets.matrices"): "data types: a matrix as a target has read it back from its files",
     ("targets", "measure.work"): "data types: what an artifact's ops move and compute, as its files tell",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
@@ -55,6 +60,7 @@ DIRECT = {
 
 #: Imports for type checking alone that point upwards; nothing is loaded.
 TYPES_ONLY = {
+    ("report.plan_text", "plan"): "it words a plan, and never makes one",
     ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
     ("compile", "codebooks"): "it is handed one",
 }

@@ -25,6 +25,7 @@ from needle_export.report.schema import (
     LeftUnfused,
     LintNote,
     Nodes,
+    PlanInfo,
     Report,
     RuntimeCheck,
     Signature,
@@ -104,6 +105,7 @@ def make_report(*artifacts: Artifact, random: bool = False, **changes: Any) -> R
             dropped_heads=("confidence",)),
         options={"target": "onnx", "layers": 3, "context": 1024, "weights": "fp32", "opset": 24,
                  "keep_confidence": False, "seed": 0},
+        plan=PlanInfo("ios-balanced", "iphone-12", ({"metric": "size", "max": "35.5 MB"},)),
         artifacts=artifacts or (make_artifact(),),
     )
     return dataclasses.replace(report, **changes)

@@ -113,3 +113,21 @@ def test_the_recipe_is_what_decides_the_bytes() -> None:
     for change in ({"buckets": (8,)}, {"buckets": (8, 16)}, {"heads": ("confidence",)}, {"weights": "int8"}):
         changed = BuildOptions("x", OUT, **TFLITE, **change).recipe()
         assert changed != recipe and changed == json.loads(json.dumps(changed))
+
+
+@pytest.mark.parametrize(("tolerances", "said"), [
+    ((("logit", 1e-5),), "there is no 'logit'"),
+    ((("logits", 0.0),), "0 is no bound for logits"),
+    ((("logits", float("inf")),), "inf is no bound for logits"),
+    ((("logits", 1e-5), ("logits", 1e-6)), "a bound is there twice"),
+])
+def test_bounds_that_cannot_be(tolerances: tuple[tuple[str, float], ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        BuildOptions("x", OUT, tolerances=tolerances)
+    assert caught.value.where == "--tolerances"
+
+
+def test_bounds_are_in_the_report_in_one_order() -> None:
+    made = BuildOptions("x", OUT, tolerances=(("state", 1e-5), ("logits", 1e-6)))
+    assert made.recipe()["tolerances"] == {"logits": 1e-6, "state": 1e-5}
+    assert made == BuildOptions("x", OUT, tolerances=(("logits", 1e-6), ("state", 1e-5)))

@@ -199,3 +199,12 @@ def test_a_comparison_refuses_what_is_no_answer() -> None:
         compared(Said(wanted, {"k": np.zeros((2, 2), np.float32)}), case(wanted, state=state))
     moved = {"k": np.full((3, 2), 0.25, np.float32)}
     assert compared(Said(wanted, moved), case(wanted, state=state)).state_max_abs == 0.25
+
+
+def test_bounds_only_tighten() -> None:
+    own = tolerance_of("fp32", None)
+    assert own.tightened({}) is own and own.tightened({"logits": 1.0, "state": 1e-4}) is own
+    assert own.tightened({"logits": "0", "state": -1.0, "ties": 3.0}) is own  # as a damaged report may have it
+    tight = own.tightened({"logits": 1e-6})
+    assert (tight.logits, tight.state, tight.ties) == (1e-6, own.state, own.ties)
+    assert parity.recorded_tolerance("fp32", {"tolerance": {"logits": 1e-6, "state": 1.0}}) == tight

@@ -74,7 +74,7 @@ def test_values_without_a_json_form_are_refused(value: object) -> None:
 
 def paths_of(value: object, path: str = "") -> list[tuple[str, list[str | int]]]:
     """Every key of a JSON object that the schema fixes, as (text, steps)."""
-    free = {"geometry", "options", "parity", "io", "versions", "by_role", "by_part", "by_op"}
+    free = {"geometry", "options", "budgets", "parity", "io", "versions", "by_role", "by_part", "by_op"}
     named = {"fusion", "signatures"}  # free names, and what stands below them is fixed
     found: list[tuple[str, list[str | int]]] = []
 
