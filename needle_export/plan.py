@@ -23,7 +23,7 @@ from needle_export.errors import Unsupported, UsageError
 from needle_export.measure.estimate import Estimate, estimate
 from needle_export.measure.inventory import Imported, tensors
 from needle_export.measure.predict import Predicted, predict
-from needle_export.measure.predict_work import predict_work
+from needle_export.measure.predict_work import predict_work, uncounted
 from needle_export.measure.work import decode_position
 from needle_export.report.schema import PlanInfo
 
@@ -273,6 +273,9 @@ def _estimate(plan: Plan, g: Geometry, predicted: Predicted) -> tuple[Estimate |
     rates = plan.device.rates(plan.options.target)
     if rates is None:
         return None, "nothing is known of the device's rates"
+    kinds = uncounted(plan.options, predicted)
+    if kinds:
+        return None, f"ops of {plan.options.target} graphs of {', '.join(kinds)} haven't been counted"
     context = plan.options.context
     prompts = tuple(n for n in PROMPTS if n <= context) or (context,)
     return estimate(predict_work(plan.options, g, predicted, decode_position(context), prompts), rates), ""

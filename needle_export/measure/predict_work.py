@@ -44,6 +44,12 @@ def predict_work(
     )
 
 
+def uncounted(options: BuildOptions, predicted: Predicted) -> tuple[str, ...]:
+    """Kinds of graphs in an artifact whose ops ``overheads.json`` has no counts of; the work of others is known."""
+    told = facts()[options.target].get("ops", {})
+    return tuple(kind for kind in kinds_of(options, predicted.weights) if kind not in told)
+
+
 def _calls(buckets: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
     """The calls of a prompt: (tokens before, tokens of the call, padding included)."""
     if not buckets:
