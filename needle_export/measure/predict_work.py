@@ -124,9 +124,9 @@ def _held(options: BuildOptions, t: Tensor, size: int, elements: int) -> tuple[s
     integers = _INTEGERS.get(options.target, {}).get(scheme)
     if options.target == "coreml":
         return _floats(options), size  # read as it is stored
-    if t.kind == "condition" or integers is None:
+    if integers is None or (t.kind == "condition" and options.target == "onnx"):
         return "fp32", 4 * elements  # widened when the file is loaded
-    return integers, size
+    return integers, size  # what is too small for its scheme is as large as a float
 
 
 def _widened(options: BuildOptions, t: Tensor) -> int:
