@@ -45,6 +45,7 @@ def test_a_wheel_holds_devices_and_recipes(tmp_path: Path) -> None:
         assert {name for name in held if name.startswith(f"needle_export/{kind}/")} == expected
     for path in (ROOT / "needle_export" / "report" / "templates").iterdir():
         assert f"needle_export/report/templates/{path.name}" in held
+    assert "needle_export/measure/overheads.json" in held
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run([sys.executable, "-c", _ASK], cwd=tmp_path, env=environment, capture_output=True, text=True,
                          check=True)
