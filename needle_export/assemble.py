@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from needle_export.config.options import BuildOptions
+from needle_export.errors import VerificationFailed
 from needle_export.measure.ledger import bytes_by_tensor, ledger_from_parts
 from needle_export.report.schema import (
     Artifact,
@@ -105,3 +106,23 @@ def sha256(path: Path) -> str:
     """Of a file, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def check_files(dist: Path, artifact: Artifact) -> None:
+    """Whether a folder holds the files that its report describes.
+
+    Raises:
+        VerificationFailed: one is missing or isn't the same.
+    """
+    for file in artifact.files:
+        path = dist / file.name
+        if not path.is_file():
+            raise VerificationFailed(
+                "a file of the artifact is missing", where=str(path), fix="build it again"
+            )
+        if path.stat().st_size != file.bytes or sha256(path) != file.sha256:
+            raise VerificationFailed(
+                "this is not the file that the report describes",
+                where=str(path),
+                fix="build it again or copy it again",
+            )

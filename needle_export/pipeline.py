@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
-from needle_export.assemble import describe_artifact, file_info, sha256
+from needle_export.assemble import check_files, describe_artifact, file_info, sha256
 from needle_export.bundle.arrays import write_arrays
+from needle_export.bundle.cache import Cache
 from needle_export.bundle.publish import publish, stage
 from needle_export.config.device import Device
 from needle_export.config.options import BUCKETS, BuildOptions
@@ -24,7 +26,7 @@ from needle_export.loading import load
 from needle_export.measure import parity, rounded, weights
 from needle_export.measure.locate import locate
 from needle_export.measure.packing import Packing
-from needle_export.provenance import checkpoint_info, metadata, versions
+from needle_export.provenance import checkpoint_info, metadata, prompts_info, versions
 from needle_export.report.schema import (
     REPORT_NAME,
     SCHEMA,
@@ -36,6 +38,7 @@ from needle_export.report.schema import (
     dump_report,
     load_report,
 )
+from needle_export.reuse import Earlier
 from needle_export.runtimes import check_all, check_native
 from needle_export.targets import find_target
 from needle_export.targets.base import LoweringOptions, ReadsWeights, RoundsResults, Target
@@ -44,27 +47,59 @@ from needle_export.timing import STEPS, check_measurable, usual_prompts, with_me
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
 
+#: A checkpoint, the adapters merged into it, and the heads dropped for them.
+Loaded = tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]
+
 #: What a later verification compares against, beside the artifact.
 REFERENCE_NAME = "reference.npz"
 
 
-def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = None) -> Report:
+def build(
+    options: BuildOptions, progress: Progress, plan: PlanInfo | None = None, cache: Cache | None = None
+) -> Report:
     """Read, slice, merge, trace, rewrite, lower, verify, measure, publish.
 
     Args:
         plan: the recipe and the device that the options come from, for the report.
+        cache: of what earlier builds made and verified; None neither reads nor keeps anything.
 
     Raises:
         NeedleExportError: whatever stopped it; then nothing was published.
     """
+    with stage(options.out) as folder:
+        target = find_target(options.target)
+        # Here already, as it says what is wrong with the environment.
+        others = target.other_runtimes(folder)
+        _check_tolerances(options)
+        loaded = load(options, progress)
+        earlier = Earlier(cache, options, loaded[0], loaded[1])
+        report = earlier.built(others, folder, progress, partial(_make, options, loaded, folder, progress, earlier))
+        # An evaluator's own speed says nothing about a device's.
+        if options.bench and target.status == "verified-on-runtime":
+            report = with_measurements(
+                report,
+                folder,
+                threads=options.threads,
+                steps=min(STEPS, options.context),
+                prompts=usual_prompts(options.context),
+                progress=progress,
+                shown=options.out,
+            )
+        recipe = options.recipe() | prompts_info(options)
+        report = replace(report, checkpoint=checkpoint_info(*loaded), options=recipe, plan=plan)
+        report = with_estimates(report, folder, usual_prompts(options.context))
+        (folder / REPORT_NAME).write_bytes(dump_report(report))
+        publish(folder, options.out)
+    return report
+
+
+def _make(options: BuildOptions, loaded: Loaded, folder: Path, progress: Progress, earlier: Earlier) -> Report:
+    """A new artifact in an empty folder, verified, with all that is known of it but how fast it is."""
     from needle_export.codebooks import Codebooks
     from needle_export.compile import Compiler
 
-    with stage(options.out) as folder, Packing() as packing:
-        # Here already, as it says what is wrong with the environment.
-        find_target(options.target).other_runtimes(folder)
-        _check_tolerances(options)
-        checkpoint, adapters, dropped = load(options, progress)
+    checkpoint, _, dropped = loaded
+    with Packing() as packing:
         compiler = Compiler(checkpoint, options.context, progress, options.heads)
         compiler.use_caches(options.cache_form)
         target = find_target(options.target)
@@ -81,7 +116,7 @@ def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = Non
         )
         compiler.use_formats(Codebooks(checkpoint, options.schemes), target.folds_into_matrices(options.schemes))
         # After everything that can be refused: it may take minutes.
-        recipe = options.recipe() | _improve(compiler, target, options, progress)
+        _improve(compiler, target, options, progress, earlier)
         with progress.stage(f"lower to {target.name}"):
             compiled = target.compile(compiler, compiler.stored, checkpoint.geometry.head_vocab, folder, lowering)
         packing.start([folder / name for name in compiled.files])
@@ -102,33 +137,11 @@ def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = Non
         # Before anything is timed, so that times are of a machine that does nothing else.
         with progress.stage("pack the files"):
             packed = packing.result()
-        report = Report(
-            SCHEMA,
-            Tool(TOOL, __version__),
-            checkpoint_info(checkpoint, adapters, dropped),
-            recipe,
-            plan,
-            (
-                describe_artifact(
-                    target, options, folder, compiler, compiled, packed, measured, runtimes, dropped, versions()
-                ),
-            ),
+        artifact = describe_artifact(
+            target, options, folder, compiler, compiled, packed, measured, runtimes, dropped, versions()
         )
-        # An evaluator's own speed says nothing about a device's.
-        if options.bench and target.status == "verified-on-runtime":
-            report = with_measurements(
-                report,
-                folder,
-                threads=options.threads,
-                steps=min(STEPS, options.context),
-                prompts=usual_prompts(options.context),
-                progress=progress,
-                shown=options.out,
-            )
-        report = with_estimates(report, folder, usual_prompts(options.context))
-        (folder / REPORT_NAME).write_bytes(dump_report(report))
-        publish(folder, options.out)
-    return report
+    recipe = options.recipe() | prompts_info(options)
+    return Report(SCHEMA, Tool(TOOL, __version__), checkpoint_info(*loaded), recipe, None, (artifact,))
 
 
 def _check_tolerances(options: BuildOptions) -> None:
@@ -144,18 +157,20 @@ def _check_tolerances(options: BuildOptions) -> None:
                              where="--tolerances", fix="a bound may only be tightened; leave it out")
 
 
-def _improve(compiler: Compiler, target: Target, options: BuildOptions, progress: Progress) -> dict[str, Any]:
-    """Better rounding than to nearest, if that is asked for; what the report is to say of its prompts."""
+def _improve(
+    compiler: Compiler, target: Target, options: BuildOptions, progress: Progress, earlier: Earlier | None = None
+) -> None:
+    """Better rounding than to nearest, if that is asked for; found anew if not by an earlier build."""
     if options.rounding == "nearest":
-        return {"prompts": None}
-    from needle_export.improvement import improve_reference
+        return
+    from needle_export.improvement import Improvement
 
     compiler.original = compiler.plain_logits()
-    improve_reference(compiler.net, compiler.checkpoint, target, options, progress)
-    if options.calibrate is None:
-        return {"prompts": None}
-    prompts = Path(options.calibrate)
-    return {"prompts": {"name": prompts.name, "sha256": sha256(prompts)}}
+    improvement = Improvement(compiler.net, compiler.checkpoint, target, options)
+    if earlier is None:
+        improvement.run(progress)
+    else:
+        earlier.improved(improvement, progress)
 
 
 def _buckets(options: BuildOptions, compiler: Compiler, multiple: int) -> tuple[int, ...]:
@@ -196,7 +211,7 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
     report, fix = load_report(dist), "build it again, and compare the versions in the report"
     checked = []
     for artifact in report.artifacts:
-        _check_files(dist, artifact)
+        check_files(dist, artifact)
         target = find_target(artifact.target)
         tolerance = parity.recorded_tolerance(artifact.weights, artifact.parity)
         if checkpoint is None:
@@ -371,18 +386,3 @@ def _recompiler(report: Report, artifact: Artifact, spec: str, progress: Progres
     _improve(compiler, find_target(artifact.target), options, progress)
     compiler.use_recorded_scheme(artifact.parity.get("scheme") or {})
     return compiler
-
-
-def _check_files(dist: Path, artifact: Artifact) -> None:
-    for file in artifact.files:
-        path = dist / file.name
-        if not path.is_file():
-            raise VerificationFailed(
-                "a file of the artifact is missing", where=str(path), fix="build it again"
-            )
-        if path.stat().st_size != file.bytes or sha256(path) != file.sha256:
-            raise VerificationFailed(
-                "this is not the file that the report describes",
-                where=str(path),
-                fix="build it again or copy it again",
-            )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 from needle_export import __version__
 from needle_export.checkpoint.checkpoint import Checkpoint
@@ -30,6 +33,15 @@ def checkpoint_info(
         lora=adapters,
         dropped_heads=dropped,
     )
+
+
+def prompts_info(options: BuildOptions) -> dict[str, Any]:
+    """What a report says, beside the recipe, of prompts that a build was calibrated with."""
+    if options.calibrate is None:
+        return {"prompts": None}
+    prompts = Path(options.calibrate)
+    with prompts.open("rb") as handle:
+        return {"prompts": {"name": prompts.name, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}}
 
 
 def metadata(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:

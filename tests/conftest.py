@@ -7,14 +7,17 @@ import os
 
 
 def pytest_configure() -> None:
-    """Two settings of torch that tests are many times slower without, and none of this machine's own.
+    """Nothing of this machine's own for any test, and two settings of torch that tests are many times slower without.
 
-    Its structured trace would go through pytest's log capture, which doubles the time of an export; and more
+    Tests of the cache name a folder of their own. Variables go for commands that tests start too.
+
+    Torch's structured trace would go through pytest's log capture, which doubles the time of an export; and more
     threads than one make small matrices slower, the more so on a machine that does something else too.
     """
+    # What earlier builds made, and what this machine was calibrated to, are no part of what is tested.
+    os.environ["NEEDLE_EXPORT_CACHE"] = "off"
+    os.environ["NEEDLE_EXPORT_HOST"] = ""
     import torch
 
-    # What this machine was calibrated to is no part of what is tested.
-    os.environ["NEEDLE_EXPORT_HOST"] = ""
     logging.getLogger("torch.__trace").disabled = True
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = "assemble calibration estimates importing inspection loading plan provenance runtimes timing"
+_NAMES = "assemble calibration estimates importing inspection loading plan provenance reuse runtimes timing"
 _BESIDE = frozenset(_NAMES.split())
 PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
 
