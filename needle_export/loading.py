@@ -10,10 +10,11 @@ from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.report.schema import AdapterInfo
 
+#: A checkpoint, the adapters merged into it, and the heads dropped for them.
+Loaded = tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]
 
-def load(
-    options: BuildOptions, progress: Progress
-) -> tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]:
+
+def load(options: BuildOptions, progress: Progress) -> Loaded:
     """The checkpoint at the depth asked for with its adapter merged; adapters, and heads dropped for them.
 
     The adapter was trained on the whole model, so it is merged before the rung is cut.

@@ -22,7 +22,7 @@ from needle_export.config.progress import Progress
 from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
 from needle_export.estimates import with_estimates
-from needle_export.loading import load
+from needle_export.loading import Loaded, load
 from needle_export.measure import parity, rounded, weights
 from needle_export.measure.locate import locate
 from needle_export.measure.packing import Packing
@@ -46,9 +46,6 @@ from needle_export.timing import STEPS, check_measurable, usual_prompts, with_me
 
 if TYPE_CHECKING:
     from needle_export.compile import Compiler
-
-#: A checkpoint, the adapters merged into it, and the heads dropped for them.
-Loaded = tuple[Checkpoint, tuple[AdapterInfo, ...], tuple[str, ...]]
 
 #: What a later verification compares against, beside the artifact.
 REFERENCE_NAME = "reference.npz"

@@ -245,11 +245,15 @@ def surroundings(target: str) -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """Of every file of this package, in hex, so that an edit in a checkout is a change as any other."""
+    """Of every file of this package, in hex, so that an edit in a checkout is a change as any other.
+
+    Devices and recipes are left out: what they choose is among the options.
+    """
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {_digest(path)}\n".encode())
+        name = path.relative_to(_PACKAGE)
+        if path.is_file() and "__pycache__" not in name.parts and name.parts[0] not in ("devices", "recipes"):
+            digest.update(f"{name.as_posix()} {_digest(path)}\n".encode())
     return digest.hexdigest()
 
 

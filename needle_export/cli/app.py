@@ -37,6 +37,7 @@ COMMANDS = {
     "check": "needle_export.cli.check",
     "diff": "needle_export.cli.diff",
     "schemes": "needle_export.cli.schemes",
+    "cache": "needle_export.cli.cache",
     "devices": "needle_export.cli.devices",
 }
 """Modules by command, in the order in which they are used; each has a ``command``."""

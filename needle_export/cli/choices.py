@@ -22,18 +22,22 @@ from needle_export.config.options import (
     TOLERANCES,
     WEIGHTS,
 )
+from needle_export.errors import NeedleExportError, UsageError
+from needle_export.report.schema import REPORT_NAME
 
 if TYPE_CHECKING:
     from needle_export.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_DEVICE = (
+    "Device to build for: one of those that needle-export devices lists, or a file. What it can't run is refused "
+    "before anything is read."
+)
+_RECIPE = "Recipe to build by: one of those that come along, or a file. Options given here win over it."
+_SEVERAL = " May be repeated: then each recipe is built for each device."
+
 _OPTIONS = (
-    click.option("--device", metavar="ID|FILE",
-                 help="Device to build for: one of those that needle-export devices lists, or a file. What it can't "
-                      "run is refused before anything is read."),
-    click.option("--recipe", metavar="ID|FILE",
-                 help="Recipe to build by: one of those that come along, or a file. Options given here win over it."),
     click.option("--save-recipe", type=new_file, metavar="FILE",
                  help="Write what was resolved as a recipe that resolves to the same again."),
     click.option("--target", type=click.Choice(TARGETS), default="onnx", show_default=True,
@@ -83,7 +87,18 @@ _OPTIONS = (
 
 def choices(function: F) -> F:
     """All options that decide what is built, passed on by their names; :func:`planned` makes a plan of them."""
-    for option in reversed(_OPTIONS):
+    return _with_options(function, "", False)
+
+
+def choices_of_several(function: F) -> F:
+    """The same for a command that takes several devices and recipes; :func:`all_planned` makes plans of them."""
+    return _with_options(function, _SEVERAL, True)
+
+
+def _with_options(function: F, more: str, multiple: bool) -> F:
+    named = (click.option(name, metavar="ID|FILE", multiple=multiple, help=text + more)
+             for name, text in (("--device", _DEVICE), ("--recipe", _RECIPE)))
+    for option in reversed((*named, *_OPTIONS)):
         function = option(function)
     return function
 
@@ -97,14 +112,55 @@ def planned(checkpoint: str, out: Path, options: dict[str, Any]) -> Plan:
     Raises:
         NeedleExportError: they can't be, a recipe or a device among them isn't right, or the file can't be written.
     """
+    device, recipe = (options.pop(name) for name in ("device", "recipe"))
+    return _planned(checkpoint, out, options, _recipe(recipe), _device(device))
+
+
+def all_planned(
+    checkpoint: str, out: Path, options: dict[str, Any]
+) -> list[tuple[str, Path, Plan | NeedleExportError]]:
+    """A plan for each recipe on each device, with its name and its folder; or why there can't be one.
+
+    A single one is named nothing, and its folder is ``out``; several are ``<recipe>-<device>`` in it.
+
+    Args:
+        options: as :func:`choices_of_several` passes them on.
+
+    Raises:
+        NeedleExportError: a recipe or a device isn't right, the plans can't be told apart or have no place; of a single
+            plan, whatever is wrong with it.
+    """
+    devices = [_device(name) for name in options.pop("device")] or [None]
+    recipes = [_recipe(name) for name in options.pop("recipe")] or [None]
+    if len(devices) == len(recipes) == 1:
+        return [("", out, _planned(checkpoint, out, options, recipes[0], devices[0]))]
+    if options["save_recipe"] is not None:
+        raise UsageError("several plans are no recipe", where="--save-recipe", fix="save one at a time")
+    if out.exists() and (not out.is_dir() or (out / REPORT_NAME).exists()):
+        raise UsageError("several builds are published into folders in it, and this is a build itself or a file",
+                         where=str(out), fix="choose another --out")
+    found: list[tuple[str, Path, Plan | NeedleExportError]] = []
+    for recipe in recipes:
+        for device in devices:
+            name = "-".join(x.id for x in (recipe, device) if x is not None)
+            if name in [n for n, *_ in found]:
+                raise UsageError(f"two builds would be {name}", where="--out", fix="give each recipe and device once")
+            try:
+                found.append((name, out / name, _planned(checkpoint, out / name, options, recipe, device)))
+            except NeedleExportError as error:
+                found.append((name, out / name, error))
+    return found
+
+
+def _planned(checkpoint: str, out: Path, options: dict[str, Any], recipe: Any, device: Any) -> Plan:
     from needle_export.cli.output import save
     from needle_export.plan import resolve
 
-    device, recipe, path = (options.pop(name) for name in ("device", "recipe", "save_recipe"))
     ctx = click.get_current_context()
     given = {name: value for name, value in options.items()
-             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    plan = resolve(_recipe(recipe), _device(device), given, checkpoint=checkpoint, out=out)
+             if name != "save_recipe" and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    plan = resolve(recipe, device, given, checkpoint=checkpoint, out=out)
+    path = options["save_recipe"]
     if path is not None:
         save(path, plan.saved(path, checkpoint))
     return plan

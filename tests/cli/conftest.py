@@ -37,6 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setitem(sys.modules, "needle_export.pipeline", fake_pipeline)
     monkeypatch.setattr(needle_export, "pipeline", fake_pipeline, raising=False)
     fake_pipeline.CALLS.clear()
+    fake_pipeline.CACHES.clear()
 
     def run(*arguments: str, fake: str = "") -> click.testing.Result:
         monkeypatch.setenv("FAKE", fake)

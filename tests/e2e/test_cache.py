@@ -84,8 +84,9 @@ def test_rounded_matrices_are_shared_between_builds(checkpoint, cache, tmp_path,
 
 def start(checkpoint: Path, out: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
     line = ["build", str(checkpoint), "--context", "24", "--no-bench", "--json", "--out", str(out), *more]
-    return subprocess.Popen([sys.executable, "-c", "from needle_export.cli import main; main()", *line], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, FOLDER: str(folder)})
+    command = [sys.executable, "-c", "from needle_export.cli import main; main()", *line]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, FOLDER: str(folder)})
 
 
 def notes(process: subprocess.Popen[str]) -> str:

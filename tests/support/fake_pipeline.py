@@ -1,8 +1,8 @@
 """A pipeline that builds nothing: the command line's other side in tests.
 
 As a module it stands in for ``needle_export.pipeline``. What it does is told by the environment variable
-``FAKE``: nothing for a good run, or the name of a way to fail. Run as a program, it is the command line with
-this pipeline behind it.
+``FAKE``: nothing for a good run, or the name of a way to fail, with ``@`` and a folder's name for that build alone.
+Run as a program, it is the command line with this pipeline behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from needle_export.bundle.cache import Cache
 from needle_export.bundle.publish import publish, stage
 from needle_export.config.device import Device
 from needle_export.config.options import BuildOptions
@@ -35,6 +36,7 @@ from needle_export.report.schema import PlanInfo, Report, load_report
 from tests.support.reports import write_artifact
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
+CACHES: list[Cache | None] = []
 
 FAILURES = {
     "check": CheckFailed("it is too large", where="size.total_bytes", fix="allow more"),
@@ -54,8 +56,9 @@ FAILURES = {
 }
 
 
-def _behave(progress: Progress) -> None:
-    way = os.environ.get("FAKE", "")
+def _behave(progress: Progress, name: str = "") -> None:
+    way, _, only = os.environ.get("FAKE", "").partition("@")
+    way = way if only in ("", name) else ""
     with progress.stage("pretend", 3) as task:
         task.advance()
         if way == "sleep":
@@ -75,11 +78,14 @@ def _cling() -> None:
             time.sleep(60)
 
 
-def build(options: BuildOptions, progress: Progress, plan: PlanInfo | None = None) -> Report:
+def build(
+    options: BuildOptions, progress: Progress, plan: PlanInfo | None = None, cache: Cache | None = None
+) -> Report:
     CALLS.append(("build", vars(options)))
+    CACHES.append(cache)
     with stage(options.out) as staging:
         report = write_artifact(staging)
-        _behave(progress)
+        _behave(progress, options.out.name)
         publish(staging, options.out)
     return report
 

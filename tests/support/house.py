@@ -10,7 +10,11 @@ STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measu
 #: What runs the stages and hands values from one to the next.
 _NAMES = "assemble calibration estimates importing inspection loading plan provenance reuse runtimes timing"
 _BESIDE = frozenset(_NAMES.split())
-PIPELINE = _BESIDE | {"pipeline", "compile", "codebooks", "improvement"}
+_BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
+PIPELINE = _BELOW | {"pipeline", "batch"}
+
+#: Which of these stand above others: one build over what it is made of, several over one.
+ABOVE = {"pipeline": _BELOW, "batch": _BELOW | {"pipeline"}}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})

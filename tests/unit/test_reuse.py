@@ -60,6 +60,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "heads": (("confidence",), {"target": "tflite"}),
     "keep_confidence": (True, {"lora": "a"}),
     "seed": (1, {}),
+    "tolerances": ((("logits", 1e-6),), {}),
 }
 #: Files, which count by what they hold; and what decides nothing of an artifact.
 BY_CONTENT, FREE = {"checkpoint", "lora"}, {"out", "threads", "bench"}
