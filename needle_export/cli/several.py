@@ -63,7 +63,9 @@ def _text(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> str:
     from needle_export.report.units import size
     from needle_export.report.view import Section
 
-    rows, notes = [], []
+    rows: list[tuple[str, ...]] = []
+    # What is said of several builds is said once.
+    notes: dict[str, list[str]] = {}
     for job, outcome in zip(jobs, [*outcomes, *[None] * (len(jobs) - len(outcomes))], strict=True):
         artifact = outcome.report.artifacts[0] if outcome is not None and outcome.report is not None else None
         rows.append((
@@ -72,13 +74,15 @@ def _text(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> str:
             "-" if artifact is None else f"{artifact.target} {artifact.weights}",
             "-" if artifact is None else size(artifact.size.total_bytes),
         ))
-        notes += [f"{job.name}: refused: {reason}" for reason in job.refusals]
+        told = [f"refused: {reason}" for reason in job.refusals]
         if outcome is not None and outcome.error is not None:
-            notes.append(f"{job.name}: failed: {describe(outcome.error).sentence}")
+            told.append(f"failed: {describe(outcome.error).sentence}")
+        for sentence in told:
+            notes.setdefault(sentence, []).append(job.name)
     page = Page(color=use_color(), width=page_width())
     page.section(Section("Builds", ("build", "status", "artifact", "size"), tuple(rows), frozenset({3})))
-    for note in notes:
-        page.note(note)
+    for sentence, names in notes.items():
+        page.note(f"{', '.join(names)}: {sentence}")
     return page.text()
 
 

@@ -52,6 +52,14 @@ def test_names_of_folders(run: Run, line: tuple[str, ...], names: list[str]) -> 
     assert folders() == names
 
 
+def test_what_is_refused_of_several_alike_is_said_once(run: Run) -> None:
+    result = run("build", "x", "--out", "o", *PHONES, "--device", "esp32-s3", "--recipe", "web", "--recipe",
+                 "onnx-desktop")
+    assert result.exit_code == 0
+    assert "web-esp32-s3, onnx-desktop-esp32-s3: refused: ESP32-S3" in " ".join(result.stdout.split())
+    assert result.stdout.count("refused: ") == 1
+
+
 def test_one_plan_is_published_into_the_folder_itself(run: Run) -> None:
     result = run("build", "x", "--out", "o", *PHONES[:2], *RECIPES[:2], "--json")
     assert result.exit_code == 0

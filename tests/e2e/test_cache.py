@@ -90,7 +90,7 @@ def start(checkpoint: Path, out: Path, folder: Path, *more: str) -> subprocess.P
 
 
 def notes(process: subprocess.Popen[str]) -> str:
-    out, errors = process.communicate(timeout=300)
+    out, errors = process.communicate(timeout=600)
     assert process.returncode == 0 and errors == "", errors
     return " ".join(json.loads(out)["artifacts"][0]["notes"])
 

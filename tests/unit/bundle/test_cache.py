@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -161,6 +162,33 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         assert not cache.keep(key(1), "one", full if where == "fill" else fill())
     assert "No space left on device" in caplog.text and len(caplog.records) == 1
     assert [e.key for e in cache.entries()] == [key(2)] and not list((cache.folder / "staging").iterdir())
+
+
+_ON_A_TINY_DISK = """
+import sys
+from pathlib import Path
+from needle_export.bundle.cache import Cache
+from needle_export.config.progress import NullProgress
+cache = Cache(Path(sys.argv[1]) / "cache", 10**9)
+for number, size in enumerate((50_000, 500_000, 20_000)):
+    key = f"thing-{number:064x}"
+    with cache.locked(key, "it", NullProgress()):
+        print(cache.keep(key, "it", lambda folder: (folder / "a").write_bytes(bytes(size)) and None),
+              cache.find(key) is not None)
+print(len(cache.entries()), len(list((cache.folder / "staging").iterdir())))
+"""
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    # A mount of its own, which ends with the process.
+    mount = f'mount -t tmpfs -o size=128k none "{tmp_path}" && exec "$@"'
+    own = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("no disk of one's own can be mounted here")
+    run = subprocess.run([*own, sys.executable, "-c", _ON_A_TINY_DISK, str(tmp_path)], cwd=ROOT, capture_output=True,
+                         text=True, check=True)
+    assert run.stdout.splitlines() == ["True True", "False False", "True True", "2 0"]
+    assert run.stderr.count("nothing could be kept in the cache (No space left on device)") == 1
 
 
 def test_faults_of_the_work_are_not_the_caches(cache: Cache) -> None:
