@@ -51,10 +51,11 @@ def build_several(
     failures = [(o.job.name, describe(o.error)) for o in outcomes if o.error is not None]
     for name, failure in failures:
         click.echo(f"error: {name}: {failure.sentence}", err=True)
-    if not failures and all(o.status == "refused" for o in outcomes):
-        raise Unsupported("the devices refuse all of these builds", fix="needle-export plan says all reasons of one")
     if failures:
         raise click.exceptions.Exit(failures[0][1].exit_code)
+    if all(o.status == "refused" for o in outcomes):
+        click.echo("error: the devices refuse all of these builds; needle-export plan says why of each", err=True)
+        raise click.exceptions.Exit(Unsupported.exit_code)
 
 
 def _text(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> str:

@@ -106,7 +106,11 @@ def test_quiet_prints_errors_only(run: Run) -> None:
 def test_where_all_are_refused_nothing_was_done(run: Run) -> None:
     result = run("build", "x", "--out", "o", "--device", "esp32-s3", *RECIPES)
     assert result.exit_code == 5 and built() == [] and not Path("o").exists()
-    assert "the devices refuse all of these builds" in result.stderr
+    assert result.stderr == "error: the devices refuse all of these builds; needle-export plan says why of each\n"
+    # One document on stdout, whatever came of them.
+    result = run("build", "x", "--out", "o", "--device", "esp32-s3", *RECIPES, "--json")
+    assert result.exit_code == 5
+    assert [b["status"] for b in json.loads(result.stdout)["builds"]] == ["refused"] * 2
 
 
 @pytest.mark.parametrize(("line", "code", "sentence"), [
