@@ -71,6 +71,7 @@ def build(
         loaded = load(options, progress)
         earlier = Earlier(cache, options, loaded[0], loaded[1])
         report = earlier.built(others, folder, progress, partial(_make, options, loaded, folder, progress, earlier))
+        # From here on what the cache knows nothing of: this plan, this device, here and now.
         # An evaluator's own speed says nothing about a device's.
         if options.bench and target.status == "verified-on-runtime":
             report = with_measurements(
