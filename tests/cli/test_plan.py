@@ -72,9 +72,9 @@ def test_build_follows_a_recipe_and_tells_the_report(run: Run, monkeypatch: pyte
     told: list[PlanInfo | None] = []
     right = fake_pipeline.build
 
-    def build(options, progress, plan=None):
+    def build(options, progress, plan=None, cache=None):
         told.append(plan)
-        return right(options, progress, plan)
+        return right(options, progress, plan, cache)
 
     monkeypatch.setattr(fake_pipeline, "build", build)
     assert run("build", "x", "--out", "o", "--device", "pixel-8", "--recipe", "android-balanced", "--seed", "3",
