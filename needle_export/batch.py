@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from needle_export.bundle.cache import Cache
+from needle_export.config.device import Device
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import NeedleExportError
@@ -32,12 +33,14 @@ class Job:
         options: of it, with a folder of its own; or why there are none.
         refusals: why it isn't to be built, a sentence each.
         plan: for the report.
+        device: that it is for, or None.
     """
 
     name: str
     options: BuildOptions | NeedleExportError
     refusals: tuple[str, ...] = ()
     plan: PlanInfo | None = None
+    device: Device | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def run(jobs: Sequence[Job], progress: Progress, cache: Cache | None) -> Iterato
                 continue
             try:
                 with progress.stage(f"build {number} of {len(jobs)}, {job.name}"):
-                    report = pipeline.build(options, progress, job.plan, kept)
+                    report = pipeline.build(options, progress, job.plan, kept, job.device)
             except Exception as error:  # of any kind: the others don't depend on it
                 log.debug("%s failed", job.name, exc_info=True)
                 outcome = Outcome(job, "failed", error=error)

@@ -52,13 +52,18 @@ REFERENCE_NAME = "reference.npz"
 
 
 def build(
-    options: BuildOptions, progress: Progress, plan: PlanInfo | None = None, cache: Cache | None = None
+    options: BuildOptions,
+    progress: Progress,
+    plan: PlanInfo | None = None,
+    cache: Cache | None = None,
+    device: Device | None = None,
 ) -> Report:
     """Read, slice, merge, trace, rewrite, lower, verify, measure, publish.
 
     Args:
         plan: the recipe and the device that the options come from, for the report.
         cache: of what earlier builds made and verified; None neither reads nor keeps anything.
+        device: that the artifact is for, and whose latency is to be estimated.
 
     Raises:
         NeedleExportError: whatever stopped it; then nothing was published.
@@ -85,7 +90,8 @@ def build(
             )
         recipe = options.recipe() | prompts_info(options)
         report = replace(report, checkpoint=checkpoint_info(*loaded), options=recipe, plan=plan)
-        report = with_estimates(report, folder, usual_prompts(options.context))
+        devices = () if device is None else (device,)
+        report = with_estimates(report, folder, usual_prompts(options.context), devices)
         (folder / REPORT_NAME).write_bytes(dump_report(report))
         publish(folder, options.out)
     return report

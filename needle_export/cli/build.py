@@ -52,6 +52,6 @@ def command(checkpoint: str, out: Path, no_cache: bool, as_json: bool, quiet: bo
 
     cache = None if no_cache else reuse.open_cache()
     with progress_of(silent=as_json or quiet) as progress:
-        report = pipeline.build(plan.options, progress, plan.info(), cache)
+        report = pipeline.build(plan.options, progress, plan.info(), cache, plan.device)
     if as_json or not quiet:
         print_report(report, as_json=as_json)

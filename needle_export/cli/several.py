@@ -31,7 +31,7 @@ def build_several(
 
     jobs = [
         batch.Job(name, plan) if isinstance(plan, NeedleExportError)
-        else batch.Job(name, plan.options, plan.refusals, plan.info())
+        else batch.Job(name, plan.options, plan.refusals, plan.info(), plan.device)
         for name, _, plan in plans
     ]
     cache, outcomes, table = None if no_cache else reuse.open_cache(), [], not (as_json or quiet)

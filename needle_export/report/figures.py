@@ -70,7 +70,7 @@ def _here(budget: Budget, report: Report, artifact: Artifact, prompt: int | None
 
 def _elsewhere(budget: Budget, artifact: Artifact, prompt: int | None, device: str) -> Found:
     """A latency of a device: the slowest that was imported from it, else an estimate for it."""
-    imported = [i for i in getattr(artifact, "imported", ()) if (i.device, i.phase) == (device, budget.metric)]
+    imported = [i for i in artifact.imported if (i.device, i.phase) == (device, budget.metric)]
     if budget.metric == "prefill":
         length = max((i.tokens for i in imported), default=0) if prompt is None else prompt
         imported = [i for i in imported if i.tokens == length]
@@ -79,7 +79,7 @@ def _elsewhere(budget: Budget, artifact: Artifact, prompt: int | None, device: s
         value = slowest.ms if budget.metric == "decode" else slowest.tokens / slowest.ms * 1e3
         where = f"on {device}, {slowest.statistic}, from {slowest.file}, for {plural(slowest.tokens, 'token')}"
         return Found(value, "imported", where)
-    estimates = [e for e in getattr(artifact, "estimates", ()) if e.device == device]
+    estimates = [e for e in artifact.estimates if e.device == device]
     if not estimates:
         return Found(None, why=f"nothing was measured on {device}, and there is no estimate for it")
     return _estimated(budget, estimates[0], prompt)

@@ -137,7 +137,7 @@ def recorded(name: str, report: Report) -> list[Entry]:
     Args:
         name: that the report's artifacts go by.
     """
-    plan = getattr(report, "plan", None)
+    plan = report.plan
     if plan is None:
         return []
     source = " and ".join(part for part in (plan.recipe, plan.device) if part)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from needle_export.config.device import Device, load_device
 from needle_export.config.options import BuildOptions
 from needle_export.config.recipe import load_recipe
 from needle_export.report.schema import PlanInfo
@@ -70,11 +71,13 @@ def test_what_cannot_be_is_one_sentence(run: Run, line: str, code: int, said: st
 
 def test_build_follows_a_recipe_and_tells_the_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[PlanInfo | None] = []
+    devices: list[Device | None] = []
     right = fake_pipeline.build
 
-    def build(options, progress, plan=None, cache=None):
+    def build(options, progress, plan=None, cache=None, device=None):
         told.append(plan)
-        return right(options, progress, plan, cache)
+        devices.append(device)
+        return right(options, progress, plan, cache, device)
 
     monkeypatch.setattr(fake_pipeline, "build", build)
     assert run("build", "x", "--out", "o", "--device", "pixel-8", "--recipe", "android-balanced", "--seed", "3",
@@ -83,6 +86,7 @@ def test_build_follows_a_recipe_and_tells_the_report(run: Run, monkeypatch: pyte
     asked = BuildOptions("x", Path("o"), **found.recipe.choices(found.path.parent), seed=3)
     (call,) = fake_pipeline.CALLS
     assert call == ("build", vars(asked))
+    assert devices == [load_device("pixel-8")]
     assert told[0] is not None and (told[0].recipe, told[0].device) == ("android-balanced", "pixel-8")
     assert told[0].budgets[0] == found.recipe.budget[0].model_dump(exclude_none=True, exclude_defaults=True)
 

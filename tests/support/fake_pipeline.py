@@ -79,7 +79,11 @@ def _cling() -> None:
 
 
 def build(
-    options: BuildOptions, progress: Progress, plan: PlanInfo | None = None, cache: Cache | None = None
+    options: BuildOptions,
+    progress: Progress,
+    plan: PlanInfo | None = None,
+    cache: Cache | None = None,
+    device: Device | None = None,
 ) -> Report:
     CALLS.append(("build", vars(options)))
     CACHES.append(cache)

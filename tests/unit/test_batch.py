@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         source=SimpleNamespace(sha256="0" * 64, path_name="x"), geometry=SimpleNamespace(num_layers=3)
     )
 
-    def build(options: BuildOptions, progress: Any, plan: Any, cache: Cache | None) -> Report:
+    def build(options: BuildOptions, progress: Any, plan: Any, cache: Cache | None, device: Any) -> Report:
         def make() -> Report:
             made.append(options.out.name)
             if options.seed == 13:
