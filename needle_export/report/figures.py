@@ -7,10 +7,11 @@ answers only a budget that asks for one by name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from needle_export.config.budget import Budget
 from needle_export.config.metrics import LATENCIES
+from needle_export.report.elsewhere import LatencyEstimate
 from needle_export.report.measured import Latency
 from needle_export.report.metrics import metrics_of
 from needle_export.report.schema import Artifact, Report
@@ -85,7 +86,7 @@ def _elsewhere(budget: Budget, artifact: Artifact, prompt: int | None, device: s
     return _estimated(budget, estimates[0], prompt)
 
 
-def _estimated(budget: Budget, estimate: Any, prompt: int | None) -> Found:
+def _estimated(budget: Budget, estimate: LatencyEstimate, prompt: int | None) -> Found:
     if budget.metric == "decode":
         value, length = estimate.decode_ms, f"after {plural(estimate.position, 'token')}"
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import junitparser
 import pytest
 
+from needle_export.report.schema import dump_report, load_report
 from tests.cli.conftest import Run
 from tests.support.reports import write_artifact
 
@@ -90,6 +92,8 @@ def test_what_is_no_budget_is_one_sentence(run: Run, dist: Path, budgets: Path, 
 
 
 def test_no_budgets_and_no_report_are_sentences(run: Run, dist: Path, budgets: Path) -> None:
+    made = load_report(dist)
+    (dist / "report.json").write_bytes(dump_report(replace(made, plan=None)))
     result = run("check", "dist")
     assert result.exit_code == 2 and "there are no budgets to check" in result.stderr
     assert run("check", "dist", "--budgets", "absent.toml").exit_code == 3
@@ -104,6 +108,11 @@ def test_an_array_of_tables_in_one_line_has_no_lines(run: Run, dist: Path, budge
     budgets.write_text('budget = [{metric = "size", max = "10 kB"}]')
     verdict, = json.loads(run("check", "dist", "--budgets", "budgets.toml", "--json").stdout)["verdicts"]
     assert (verdict["status"], verdict["line"]) == ("within", None)
+
+
+def test_a_report_s_own_budgets(run: Run, dist: Path) -> None:
+    (verdict,) = json.loads(run("check", "dist", "--json").stdout)["verdicts"]
+    assert (verdict["status"], verdict["file"]) == ("within", "ios-balanced and iphone-12")
 
 
 def test_a_device_s_own_budgets(run: Run, dist: Path, budgets: Path) -> None:

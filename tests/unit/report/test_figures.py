@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from types import SimpleNamespace as Told
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from needle_export.report.elsewhere import EstimateParts, ImportedLatency, LatencyEstimate, PrefillEstimate
 from needle_export.report.gate import check, recorded
-from needle_export.report.schema import Artifact, Report
+from needle_export.report.schema import PlanInfo, Report
 from tests.support.budgets import artifact, budget, verdict
 from tests.support.reports import make_report
 
 
-@dataclass(frozen=True)
-class Elsewhere(Artifact):
-    """An artifact with times that weren't measured where it was built."""
-
-    estimates: Any = ()
-    imported: Any = ()
+def estimate(device: str, decode_ms: float = 3.0) -> LatencyEstimate:
+    prompts = (PrefillEstimate(64, 20.0, 3200.0), PrefillEstimate(256, 160.0, 1600.0))
+    parts = EstimateParts(decode_ms, 0.0, 0.0, 0.0, 0.0)
+    return LatencyEstimate("estimated", device, device, "guess", 256, decode_ms, parts, prompts)
 
 
-def estimate(device: str, decode_ms: float = 3.0) -> Told:
-    prefill = (Told(tokens=64, ms=20.0, tokens_per_s=3200.0), Told(tokens=256, ms=160.0, tokens_per_s=1600.0))
-    return Told(device=device, basis="guess", position=256, decode_ms=decode_ms, prefill=prefill)
-
-
-def timed(device: str, phase: str, tokens: int, ms: float, file: str = "bench.txt") -> Told:
-    return Told(device=device, phase=phase, tokens=tokens, ms=ms, file=file, statistic="mean")
+def timed(
+    device: str, phase: Literal["decode", "prefill"], tokens: int, ms: float, file: str = "bench.txt"
+) -> ImportedLatency:
+    unknown = (None,) * 7
+    return ImportedLatency("imported", device, "csv", file, "0" * 64, None, phase, tokens, ms, "mean", *unknown)
 
 
 def report(**fields: Any) -> list[Report]:
-    plain = artifact()
-    values = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Artifact)}
-    return [make_report(Elsewhere(**{**values, **fields}))]
+    return [dataclasses.replace(make_report(artifact(**fields)), plan=None)]
 
 
 def test_an_estimate_decides_only_where_the_budget_says_so() -> None:
@@ -73,17 +66,8 @@ def test_what_a_device_measured_comes_before_an_estimate() -> None:
     assert verdict(budget("decode", max="10 ms"), reports=reports).value == 2.5
 
 
-@dataclass(frozen=True)
-class Planned(Report):
-    """A report with a plan."""
-
-    plan: Any = None
-
-
 def planned(*budgets: dict[str, Any], **made: Any) -> Report:
-    plain = report(**made)[0]
-    values = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Report) if field.name != "plan"}
-    return Planned(**values, plan=Told(recipe="android-balanced", device="pixel-8", budgets=budgets))
+    return dataclasses.replace(report(**made)[0], plan=PlanInfo("android-balanced", "pixel-8", budgets))
 
 
 def test_a_report_is_held_to_its_own_plan_and_no_other_report() -> None:
@@ -99,4 +83,4 @@ def test_a_report_is_held_to_its_own_plan_and_no_other_report() -> None:
 
 
 def test_a_report_without_a_plan_has_no_budgets() -> None:
-    assert recorded("a", make_report()) == []
+    assert recorded("a", report()[0]) == []
