@@ -42,7 +42,7 @@ def calibrate(targets: Sequence[str], out: Path, progress: Progress, *, repeats:
     Args:
         targets: whose runtimes.
         out: the file; its folder is made.
-        repeats: processes for each target; the quickest time of every graph counts.
+        repeats: processes for each target; the median time of every graph counts.
 
     Raises:
         UsageError: a target can't be timed so, or the file can't be written.

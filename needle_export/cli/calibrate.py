@@ -17,7 +17,7 @@ from needle_export.errors import UsageError
 @click.option("--target", "targets", type=names, default="onnx,tflite", show_default=True, metavar="NAME,...",
               help="Targets whose runtimes to measure.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
-              help="Processes for each target; the quickest run of every graph counts.")
+              help="Processes for each target; the median of every graph counts.")
 @json_option
 def command(out: Path | None, targets: tuple[str, ...], repeats: int, as_json: bool) -> None:
     """Measure this machine's rates, for estimates.

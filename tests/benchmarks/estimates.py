@@ -3,8 +3,7 @@
     python -m tests.benchmarks.estimates [--layers 4,8,20] [--weights fp32,int8,int4] [--rounds N] [--builds FOLDER]
 
 Builds what isn't there yet, at published widths with random weights. Then, in every round, each target's small graphs
-are timed and each of its artifacts, in turns, every one in a process of its own; the quickest of each counts, since a
-shared machine only adds. Prints the table, the median error of decode and of prompts of 64 tokens, and the ranking: of
+are timed and each of its artifacts, in turns, every one in a process of its own; the median of each counts. Prints the table, the median error of decode and of prompts of 64 tokens, and the ranking: of
 all pairs of artifacts whose measured times differ by more than 10 %, the share that the estimates put in the same
 order, and Kendall's tau over all pairs. Ends with 1 if the median error of decode is above 25 % or such a pair is in
 the wrong order.
@@ -99,7 +98,7 @@ def main() -> None:
     print("| artifact | decode, ms | estimated | off | prompt of 64, ms | estimated | off |")
     decode, prompts = [], []
     for key in keys:
-        step, prompt = (min(t[i] for t in times[key]) for i in (0, 1))
+        step, prompt = (statistics.median(t[i] for t in times[key]) for i in (0, 1))
         made = estimate(_work(key, folders[key], times[key][0][2] + STEPS // 2), found[key[0]])
         decode.append((step, made.decode_ms))
         prompts.append((prompt, made.prompts[0].parts.total * 1e3))
