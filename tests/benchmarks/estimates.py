@@ -3,10 +3,10 @@
     python -m tests.benchmarks.estimates [--layers 4,8,20] [--weights fp32,int8,int4] [--rounds N] [--builds FOLDER]
 
 Builds what isn't there yet, at published widths with random weights. Then, in every round, each target's small graphs
-are timed and each of its artifacts, in turns, every one in a process of its own; the median of each counts. Prints the table, the median error of decode and of prompts of 64 tokens, and the ranking: of
-all pairs of artifacts whose measured times differ by more than 10 %, the share that the estimates put in the same
-order, and Kendall's tau over all pairs. Ends with 1 if the median error of decode is above 25 % or such a pair is in
-the wrong order.
+are timed and each of its artifacts, in turns, every one in a process of its own; the median of each counts. Prints the
+table, the median error of decode and of prompts of 64 tokens, and the ranking: of all pairs of artifacts whose measured
+times differ by more than 10 %, the share that the estimates put in the same order, and Kendall's tau over all pairs.
+Ends with 1 if the median error of decode is above 25 % or such a pair is in the wrong order.
 """
 
 from __future__ import annotations
