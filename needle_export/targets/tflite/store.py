@@ -29,6 +29,9 @@ INT4 = Form("int", 4, BLOCK, brain=True)
 #: What a Kronecker factor stays float32 for, where matrices don't.
 _FACTOR = "a Kronecker factor of the MLP: the runtime has no product of float32 with integers on the left"
 
+#: What vectors, and what is used as such, stay float32 for.
+_VECTOR = "small: widening it at every step would cost more than the bytes"
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -80,9 +83,11 @@ class WeightStore:
         return _constant("tfl.pseudo_const", kind, value=attribute)
 
     def plain(self, weight: Weight, data: npt.NDArray[np.float32], reason: str = "") -> Any:
-        """A weight's values in float32, as a Ref."""
+        """A weight's values in float32, as a Ref; without a reason of its own, a vector."""
         from needle_export.targets.views import Ref
 
+        if not reason and self.rules.of(weight.parts) != "fp32":
+            reason = _VECTOR
         attribute, kind, digest = self._attribute(data)
         self._note(digest, Stored(short_name(weight.name), "float32", weight.parts, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
