@@ -6,8 +6,6 @@ docs/devices.md explains the files in ``devices/``; every number in them says wh
 from __future__ import annotations
 
 import difflib
-import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,9 +27,9 @@ from needle_export.config.figures import (
 from needle_export.config.options import CACHE_FORMS, WEIGHTS, BuildOptions
 from needle_export.config.rates import Rates
 from needle_export.config.refusals import fitting_opset, refusals
-from needle_export.config.strict import Strict, read_toml, shipped
+from needle_export.config.shipped import find, shipped_names
+from needle_export.config.strict import Strict, read_toml
 from needle_export.config.units import quantity
-from needle_export.errors import UsageError
 
 Target = Literal["onnx", "tflite", "coreml"]
 
@@ -39,8 +37,6 @@ Text = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=1000, 
 
 #: Limits by the one target whose runtimes have them.
 _LIMITS = {"opset": "onnx", "ir": "onnx", "ops": "tflite", "system": "coreml"}
-
-_SUFFIX = ".toml"
 
 
 class ByType(Strict):
@@ -294,24 +290,14 @@ class Device(Strict):
 
 def device_names() -> tuple[str, ...]:
     """Ids of the devices that come along, sorted."""
-    return tuple(sorted(path.stem for path in shipped("devices").glob(f"*{_SUFFIX}")))
+    return shipped_names("devices")
 
 
 def load_device(name_or_path: str | Path) -> Device:
     """A device that comes along, by its id, or a team's own, by the path of its file.
 
-    A path is what ends in ``.toml`` or has a separator in it.
-
     Raises:
         UsageError: there is no such id; names the nearest.
         BadInput: the file isn't right, naming the key.
     """
-    text = os.fspath(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(_SUFFIX) or re.search(r"[/\\]", text):
-        return read_toml(Device, Path(text))
-    known = device_names()
-    if text not in known:
-        near = difflib.get_close_matches(text, known, 1, 0.5)
-        fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}, or give a {_SUFFIX} file"
-        raise UsageError(f"there is no device {text[:60]!r}", where="device", fix=fix)
-    return read_toml(Device, shipped("devices") / f"{text}{_SUFFIX}")
+    return read_toml(Device, find("devices", name_or_path, "device"))

@@ -6,8 +6,6 @@ docs/recipes.md describes the format.
 from __future__ import annotations
 
 import difflib
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +15,9 @@ import pydantic
 from needle_export.config.budget import Budget
 from needle_export.config.options import CACHE_FORMS, OPSETS, ROUNDINGS, SYSTEMS, TARGETS, TOLERANCES, WEIGHTS
 from needle_export.config.rules import Rule
-from needle_export.config.strict import Strict, read_toml, shipped
+from needle_export.config.shipped import find, shipped_names
+from needle_export.config.strict import Strict, read_toml
 from needle_export.errors import NeedleExportError, UsageError
-
-_SUFFIX = ".toml"
 
 _COMMENT = "# Written by needle-export --save-recipe; docs/recipes.md describes the format.\n"
 
@@ -122,28 +119,17 @@ class Named:
 
 def recipe_names() -> tuple[str, ...]:
     """Ids of the recipes that come along, sorted."""
-    return tuple(sorted(path.stem for path in shipped("recipes").glob(f"*{_SUFFIX}")))
+    return shipped_names("recipes")
 
 
 def load_recipe(name_or_path: str | Path) -> Named:
     """A recipe that comes along, by its id, or a team's own, by the path of its file.
 
-    A path is what ends in ``.toml`` or has a separator in it.
-
     Raises:
         UsageError: there is no such id; names the nearest.
         BadInput: the file isn't right, naming the key.
     """
-    text = os.fspath(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(_SUFFIX) or re.search(r"[/\\]", text):
-        path = Path(text)
-    else:
-        known = recipe_names()
-        if text not in known:
-            near = difflib.get_close_matches(text, known, 1, 0.5)
-            fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}, or give a {_SUFFIX} file"
-            raise UsageError(f"there is no recipe {text[:60]!r}", where="--recipe", fix=fix)
-        path = shipped("recipes") / f"{text}{_SUFFIX}"
+    path = find("recipes", name_or_path, "--recipe")
     return Named(path.stem, path, read_toml(Recipe, path))
 
 

@@ -23,13 +23,6 @@ class Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def shipped(kind: str) -> Path:
-    """The folder of data files of a kind (``devices``, ``recipes``), in an installation or in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / kind
-    return installed if installed.is_dir() else package.parent / kind
-
-
 def read_toml(cls: type[M], path: Path) -> M:
     """A value from a TOML file.
 

@@ -9,7 +9,7 @@ import pytest
 
 from needle_export.config.device import Device, device_names, load_device
 from needle_export.config.figures import sourced
-from needle_export.config.strict import shipped
+from needle_export.config.shipped import shipped
 from tests.cli.conftest import Run
 
 

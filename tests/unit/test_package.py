@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from needle_export.config.device import device_names
-from needle_export.config.strict import shipped
+from needle_export.config.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
 
 _ASK = """
 from needle_export.config.device import device_names, load_device
-from needle_export.config.strict import shipped
+from needle_export.config.shipped import shipped
 names = device_names()
 assert all(load_device(name).id == name for name in names)
 print(shipped("devices").parent, *names)

@@ -21,7 +21,8 @@ from needle_export.config.refusals import (
     fitting_opset,
 )
 from needle_export.config.rules import Rule
-from needle_export.config.strict import shipped, validate
+from needle_export.config.shipped import shipped
+from needle_export.config.strict import validate
 from needle_export.config.units import quantity
 from needle_export.errors import BadInput, UsageError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from needle_export.config.strict import Strict, read_toml, shipped, validate
+from needle_export.config.shipped import shipped
+from needle_export.config.strict import Strict, read_toml, validate
 from needle_export.errors import BadInput
 
 
