@@ -69,7 +69,7 @@ def test_without_the_variable_it_is_in_the_user_s_folder(tmp_path: Path, monkeyp
 
 
 def test_another_device_s_file_is_not_this_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from needle_export.config.strict import shipped
+    from needle_export.config.shipped import shipped
 
     monkeypatch.setenv("NEEDLE_EXPORT_HOST", str(shipped("devices") / "pixel-8.toml"))
     with pytest.raises(BadInput, match="this is the device 'pixel-8'"):
