@@ -14,7 +14,7 @@ from needle_export.report.drawings import shape_of
 from needle_export.report.schema import Artifact, LeftUnfused, Status
 from needle_export.report.timings import Timing, timings
 from needle_export.report.units import size, small, whole
-from needle_export.report.view import ROLE_MEANINGS, STATUS, places_of
+from needle_export.report.view import ROLE_MEANINGS, STATUS, places_of, plan_told
 
 Phrase = tuple[str | Number, ...]
 """Text with numbers in it."""
@@ -284,6 +284,7 @@ def _details(cite: Citation, at: Place, artifact: Artifact) -> Iterable[Table]:
     ), frozenset({2}))
     shown = {key: value for key, value in artifact.parity.items() if key != "scheme"}
     yield pairs("Comparison with the reference", cite, (*at, "parity"), shown)
+    yield pairs("Plan", cite, ("plan",), plan_told(cite.report))
     yield pairs("Built with", cite, ("options",), cite.report.options)
     yield Table("Versions", ("library", "version"),
                 tuple(((name,), (version,)) for name, version in sorted(artifact.versions.items())))

@@ -121,8 +121,20 @@ def sections(report: Report, artifact: Artifact) -> list[Section]:
     every = [_bytes(artifact), _tensors(artifact), _fusion(artifact), _left(artifact), _nodes(artifact),
              _state(artifact), _prefill(artifact.latency), _elsewhere(artifact), _runtimes(artifact),
              _signatures(artifact), _parity(artifact), _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
-             _pairs("Built with", report.options), _pairs("Versions", artifact.versions)]
+             _pairs("Plan", plan_told(report)), _pairs("Built with", report.options),
+             _pairs("Versions", artifact.versions)]
     return [section for section in every if section.rows]
+
+
+def plan_told(report: Report) -> dict[str, str]:
+    """The recipe, the device and the budgets that a build was planned with; empty without."""
+    plan = report.plan
+    if plan is None:
+        return {}
+    bounds = (", ".join(str(value) if key == "metric" else f"{key} {value}" for key, value in entry.items())
+              for entry in plan.budgets)
+    told = {"recipe": plan.recipe, "device": plan.device, "budgets": "; ".join(bounds)}
+    return {key: value for key, value in told.items() if value}
 
 
 def _parity_line(parity: Mapping[str, Any]) -> str:

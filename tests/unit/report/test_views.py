@@ -10,6 +10,7 @@ import pytest
 
 from needle_export.report.elsewhere import EstimateParts
 from needle_export.report.markdown import escape, render_markdown
+from needle_export.report.page import render_page
 from needle_export.report.render import STYLES, render
 from needle_export.report.schema import Fusion, KeptFloat, LeftUnfused, Nodes, Report
 from needle_export.report.text import render_text
@@ -201,3 +202,12 @@ def test_a_prediction_for_this_machine_says_how_far_off_it_is() -> None:
     assert "(20% below the 2.50 ms measured)" in plain(render(make_report(make_artifact(estimates=(here,))), "text"))
     without = make_artifact(estimates=(here,), latency=None)
     assert "below" not in plain(render(make_report(without), "text"))
+
+
+def test_the_plan_behind_a_build_is_told() -> None:
+    report = make_report()
+    text = render(report, "text", color=False, width=100)
+    assert "ios-balanced" in text and "iphone-12" in text and "size, max 35.5 MB" in text
+    assert "ios-balanced" in render_page([("dist", report)])
+    bare = dataclasses.replace(report, plan=None)
+    assert "\nPlan\n" not in render(bare, "text", color=False, width=100)
