@@ -131,7 +131,9 @@ def plan_told(report: Report) -> dict[str, str]:
     plan = report.plan
     if plan is None:
         return {}
-    bounds = (", ".join(str(value) if key == "metric" else f"{key} {value}" for key, value in entry.items())
+    # Whatever the order of the keys: in a file they are sorted.
+    bounds = (", ".join(str(value) if key == "metric" else f"{key} {value}"
+                        for key, value in sorted(entry.items(), key=lambda item: (item[0] != "metric", item[0])))
               for entry in plan.budgets)
     told = {"recipe": plan.recipe, "device": plan.device, "budgets": "; ".join(bounds)}
     return {key: value for key, value in told.items() if value}
