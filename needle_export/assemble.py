@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from needle_export.checkpoint.files import file_sha256
 from needle_export.config.options import BuildOptions
 from needle_export.errors import VerificationFailed
 from needle_export.measure.ledger import bytes_by_tensor, ledger_from_parts
@@ -99,13 +99,7 @@ def describe_artifact(
 def file_info(folder: Path, name: str) -> FileInfo:
     """A file of a folder with its size and hash."""
     path = folder / name
-    return FileInfo(name, path.stat().st_size, sha256(path))
-
-
-def sha256(path: Path) -> str:
-    """Of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return FileInfo(name, path.stat().st_size, file_sha256(path))
 
 
 def check_files(dist: Path, artifact: Artifact) -> None:
@@ -120,7 +114,7 @@ def check_files(dist: Path, artifact: Artifact) -> None:
             raise VerificationFailed(
                 "a file of the artifact is missing", where=str(path), fix="build it again"
             )
-        if path.stat().st_size != file.bytes or sha256(path) != file.sha256:
+        if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
             raise VerificationFailed(
                 "this is not the file that the report describes",
                 where=str(path),

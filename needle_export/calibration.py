@@ -12,31 +12,26 @@ from typing import Any
 
 from needle_export.checkpoint.files import atomic_write
 from needle_export.config.device import Device
-from needle_export.config.host import HOST
+from needle_export.config.options import IR_VERSIONS, OPSETS
 from needle_export.config.progress import Progress
-from needle_export.config.rates import Rates
+from needle_export.config.rates import HOST, Rates
+from needle_export.config.refusals import TFLITE_BLOCKS_NEED
 from needle_export.config.strict import validate
-from needle_export.errors import UsageError
+from needle_export.errors import Unsupported, UsageError
 from needle_export.measure import rates as measured
 from needle_export.measure.latency import host
 from needle_export.targets import find_target
 from needle_export.targets.base import TimesKernels
 
-#: Processes of each target that its small graphs are timed in.
-REPEATS = 3
-
-#: Targets whose runtimes can be timed by small graphs.
-TARGETS = ("onnx", "tflite")
-
 #: Of each target: its runtime's distribution and name, the limits that a device file must have, and why they hold.
 _RUNTIMES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "onnx": ("onnxruntime", "ONNX Runtime", {"opset": 24, "ir": 11}),
-    "tflite": ("ai-edge-litert", "LiteRT", {"ops": "2.18.0"}),
+    "onnx": ("onnxruntime", "ONNX Runtime", {"opset": OPSETS[-1], "ir": IR_VERSIONS[OPSETS[-1]]}),
+    "tflite": ("ai-edge-litert", "LiteRT", {"ops": TFLITE_BLOCKS_NEED}),
 }
 _LIMIT = "the newest that builds of this tool ask for, and those run in this runtime here when they are verified"
 
 
-def calibrate(targets: Sequence[str], out: Path, progress: Progress, *, repeats: int = REPEATS) -> Device:
+def calibrate(targets: Sequence[str], out: Path, progress: Progress, *, repeats: int) -> Device:
     """Measure the rates of targets' runtimes on this machine and write its device file.
 
     Args:
@@ -50,9 +45,9 @@ def calibrate(targets: Sequence[str], out: Path, progress: Progress, *, repeats:
         BadInput: a process that measures failed.
     """
     for name in targets:
-        if name not in TARGETS or not isinstance(find_target(name), TimesKernels):
+        if name not in _RUNTIMES or not isinstance(find_target(name), TimesKernels):
             raise UsageError(f"the rates of {name} can't be measured here", where="--target",
-                             fix=f"choose from {', '.join(TARGETS)}")
+                             fix=f"choose from {', '.join(_RUNTIMES)}")
     cache, found = measured.last_cache(), {}
     size = measured.USUAL_CACHE if cache is None else cache
     for name in targets:
@@ -121,7 +116,7 @@ def _memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 0
+        raise Unsupported("this system doesn't tell how much memory it has") from None
 
 
 def write(raw: Mapping[str, Any], out: Path) -> None:

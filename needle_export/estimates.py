@@ -8,7 +8,8 @@ from pathlib import Path
 
 from needle_export.config.device import Device
 from needle_export.config.figures import Figure
-from needle_export.config.host import HOST, host_device
+from needle_export.config.host import host_device
+from needle_export.config.rates import HOST
 from needle_export.errors import Unsupported
 from needle_export.measure.estimate import Estimate, estimate
 from needle_export.measure.latency import host

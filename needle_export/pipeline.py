@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
-from needle_export.assemble import check_files, describe_artifact, file_info, sha256
+from needle_export.assemble import check_files, describe_artifact, file_info
 from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.cache import Cache
 from needle_export.bundle.publish import publish, stage
+from needle_export.checkpoint.files import file_sha256
 from needle_export.config.device import Device
-from needle_export.config.options import BUCKETS, BuildOptions
+from needle_export.config.options import BuildOptions, usual_buckets
 from needle_export.config.progress import Progress
 from needle_export.config.rules import Rule
 from needle_export.errors import BadInput, UsageError, VerificationFailed
@@ -189,7 +190,7 @@ def _buckets(options: BuildOptions, compiler: Compiler, multiple: int) -> tuple[
     limit = compiler.ring_rows or options.context  # a ring is shorter than the context
     limit -= limit % multiple
     if options.buckets is None:
-        return tuple(b for b in BUCKETS if b <= limit) or ((limit,) if limit > 1 else ())
+        return usual_buckets(limit)
     for bucket in options.buckets:
         if bucket > limit:
             raise UsageError(f"{bucket} tokens are more than the window of {limit}", where="--buckets")
@@ -354,7 +355,7 @@ def _verify_new(
 def _recorded(dist: Path, artifact: Artifact) -> tuple[list[parity.Case], NDArray[np.int64]]:
     expected = artifact.parity.get("reference", {})
     path = dist / REFERENCE_NAME
-    if not path.is_file() or sha256(path) != expected.get("sha256"):
+    if not path.is_file() or file_sha256(path) != expected.get("sha256"):
         raise VerificationFailed(
             "the recorded reference is missing or changed",
             where=str(path),

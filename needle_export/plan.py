@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from needle_export.config.metrics import LATENCIES
 from needle_export.config.options import BuildOptions
 from needle_export.config.recipe import KEYS, Named, Recipe, placed, written
 from needle_export.config.rules import Rules
-from needle_export.errors import Unsupported, UsageError
+from needle_export.errors import NeedleExportError, Unsupported, UsageError
 from needle_export.measure.estimate import Estimate, estimate
 from needle_export.measure.inventory import Imported, tensors
-from needle_export.measure.predict import Predicted, predict
+from needle_export.measure.predict import Predicted, longest_chunk, predict
 from needle_export.measure.predict_work import predict_work, uncounted
 from needle_export.measure.work import decode_position
-from needle_export.report.schema import PlanInfo
+from needle_export.report.schema import REPORT_NAME, PlanInfo
 
 PROMPTS = (64, 256)
 """Lengths of the prompts that an estimate is made for, in tokens, as far as they fit; the longest stands for all."""
@@ -136,6 +137,41 @@ def resolve(recipe: Named | None, device: Device | None, given: Mapping[str, Any
     return Plan(options, sources, recipe, device, _budgets(recipe, device), refusals)
 
 
+def resolve_all(
+    recipes: Sequence[Named | None],
+    devices: Sequence[Device | None],
+    given: Mapping[str, Any],
+    *,
+    out: Path,
+    **fixed: Any,
+) -> list[tuple[str, Path, Plan | NeedleExportError]]:
+    """A plan for each recipe on each device, with its name and its folder; or why there can't be one.
+
+    A single one is named nothing, and its folder is ``out``; several are ``<recipe>-<device>`` in it.
+
+    Args:
+        given, fixed: as of :func:`resolve`, for all of them.
+
+    Raises:
+        UsageError: they can't be told apart or have no place; of a single plan, whatever is wrong with it.
+    """
+    if len(devices) == len(recipes) == 1:
+        return [("", out, resolve(recipes[0], devices[0], given, out=out, **fixed))]
+    if out.exists() and (not out.is_dir() or (out / REPORT_NAME).exists()):
+        raise UsageError("several builds are published into folders in it, and this is a build itself or a file",
+                         where=str(out), fix="choose another --out")
+    found: dict[str, tuple[Path, Plan | NeedleExportError]] = {}
+    for recipe, device in product(recipes, devices):
+        name = "-".join(x.id for x in (recipe, device) if x is not None)
+        if name in found:
+            raise UsageError(f"two builds would be {name}", where="--out", fix="give each recipe and device once")
+        try:
+            found[name] = out / name, resolve(recipe, device, given, out=out / name, **fixed)
+        except NeedleExportError as error:
+            found[name] = out / name, error
+    return [(name, folder, plan) for name, (folder, plan) in found.items()]
+
+
 def _placed(error: UsageError, recipe: Named | None, told: Mapping[str, str]) -> UsageError:
     key = _ERRORS.get(error.where, error.where.removeprefix("--").replace("-", "_"))
     if recipe is None or told.get(key) != f"recipe {recipe.id}":
@@ -240,6 +276,10 @@ def _check(options: BuildOptions, g: Geometry) -> None:
     if not 2 <= options.context <= g.max_seq_len:
         raise UsageError(f"a context of {options.context} positions is outside 2..{g.max_seq_len}", where="--context",
                          fix="choose a length that the model was trained for")
+    longest = longest_chunk(options, g)
+    for bucket in options.buckets or ():
+        if bucket > longest:
+            raise UsageError(f"{bucket} tokens are more than the window of {longest}", where="--buckets")
     for head in options.heads:
         if g.head(head) is None:
             has = ", ".join(h.name for h in g.heads) or "none"

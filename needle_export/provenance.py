@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from typing import Any
 
 from needle_export import __version__
 from needle_export.checkpoint.checkpoint import Checkpoint
+from needle_export.checkpoint.files import file_sha256
 from needle_export.checkpoint.geometry import parameter_count
 from needle_export.config.options import BuildOptions
 from needle_export.report.schema import AdapterInfo, CheckpointInfo
@@ -40,8 +40,7 @@ def prompts_info(options: BuildOptions) -> dict[str, Any]:
     if options.calibrate is None:
         return {"prompts": None}
     prompts = Path(options.calibrate)
-    with prompts.open("rb") as handle:
-        return {"prompts": {"name": prompts.name, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}}
+    return {"prompts": {"name": prompts.name, "sha256": file_sha256(prompts)}}
 
 
 def metadata(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from needle_export.bundle.cache import Cache
 from needle_export.checkpoint.checkpoint import Checkpoint
+from needle_export.checkpoint.files import file_sha256
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.config.units import quantity
@@ -187,7 +188,7 @@ class Earlier:
             return None
         calibrate = self._options.calibrate
         try:
-            prompts = None if calibrate is None else _digest(Path(calibrate))
+            prompts = None if calibrate is None else file_sha256(Path(calibrate))
         except OSError:
             return None
         parts = parts | {
@@ -236,7 +237,7 @@ def _copy(source: Path, into: Path) -> None:
 def surroundings(target: str) -> dict[str, Any]:
     """What takes part in every build for a target beside its inputs: source, distributions, machine."""
     return {
-        "source": source_digest(),
+        "source": sourcefile_sha256(),
         "python": platform.python_version(),
         "distributions": _distributions((*ROOTS[""], *ROOTS[target])),
         "machine": [host(), platform.mac_ver()[0], platform.libc_ver(), _processor_flags()],
@@ -244,7 +245,7 @@ def surroundings(target: str) -> dict[str, Any]:
     }
 
 
-def source_digest() -> str:
+def sourcefile_sha256() -> str:
     """Of every file of this package, in hex, so that an edit in a checkout is a change as any other.
 
     Devices and recipes are left out: what they choose is among the options.
@@ -253,13 +254,8 @@ def source_digest() -> str:
     for path in sorted(_PACKAGE.rglob("*")):
         name = path.relative_to(_PACKAGE)
         if path.is_file() and "__pycache__" not in name.parts and name.parts[0] not in ("devices", "recipes"):
-            digest.update(f"{name.as_posix()} {_digest(path)}\n".encode())
+            digest.update(f"{name.as_posix()} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 @cache

@@ -16,7 +16,6 @@ Nothing that is wrong with the cache stops whoever uses it: it is told, and the 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from needle_export.bundle.swap import sync_tree
+from needle_export.checkpoint.files import file_sha256
 from needle_export.config.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Cache:
             content.mkdir(parents=True)
             fill(content)
             files: dict[str, dict[str, Any]] = {
-                path.relative_to(content).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+                path.relative_to(content).as_posix(): {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
                 for path in sorted(content.rglob("*"))
                 if path.is_file()
             }
@@ -283,13 +283,8 @@ def _check(folder: Path, files: dict[str, Any]) -> None:
     if there != set(files):
         raise _Damaged(f"{min(there ^ set(files))} is missing or isn't part of it")
     for name, file in files.items():
-        if (folder / name).stat().st_size != file["bytes"] or _sha256(folder / name) != file["sha256"]:
+        if (folder / name).stat().st_size != file["bytes"] or file_sha256(folder / name) != file["sha256"]:
             raise _Damaged(f"{name} has changed")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:

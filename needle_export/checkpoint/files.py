@@ -57,6 +57,16 @@ def sha256_of(data: NDArray[np.uint8], progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
 @contextlib.contextmanager
 def naming(file_name: str) -> Iterator[None]:
     """Puts the file's name in front of whatever a BadInput raised inside says about its place."""

@@ -23,7 +23,6 @@ from needle_export.config.options import (
     WEIGHTS,
 )
 from needle_export.errors import NeedleExportError, UsageError
-from needle_export.report.schema import REPORT_NAME
 
 if TYPE_CHECKING:
     from needle_export.plan import Plan
@@ -112,8 +111,10 @@ def planned(checkpoint: str, out: Path, options: dict[str, Any]) -> Plan:
     Raises:
         NeedleExportError: they can't be, a recipe or a device among them isn't right, or the file can't be written.
     """
-    device, recipe = (options.pop(name) for name in ("device", "recipe"))
-    return _planned(checkpoint, out, options, _recipe(recipe), _device(device))
+    one = {name: () if options[name] is None else (options[name],) for name in ("device", "recipe")}
+    ((_, _, plan),) = all_planned(checkpoint, out, {**options, **one})
+    assert not isinstance(plan, NeedleExportError)  # of one it is raised
+    return plan
 
 
 def all_planned(
@@ -121,49 +122,28 @@ def all_planned(
 ) -> list[tuple[str, Path, Plan | NeedleExportError]]:
     """A plan for each recipe on each device, with its name and its folder; or why there can't be one.
 
-    A single one is named nothing, and its folder is ``out``; several are ``<recipe>-<device>`` in it.
-
     Args:
         options: as :func:`choices_of_several` passes them on.
 
     Raises:
-        NeedleExportError: a recipe or a device isn't right, the plans can't be told apart or have no place; of a single
-            plan, whatever is wrong with it.
+        NeedleExportError: a recipe or a device isn't right, or as of :func:`needle_export.plan.resolve_all`.
     """
+    from needle_export.cli.output import save
+    from needle_export.plan import Plan, resolve_all
+
     devices = [_device(name) for name in options.pop("device")] or [None]
     recipes = [_recipe(name) for name in options.pop("recipe")] or [None]
-    if len(devices) == len(recipes) == 1:
-        return [("", out, _planned(checkpoint, out, options, recipes[0], devices[0]))]
-    if options["save_recipe"] is not None:
+    path = options["save_recipe"]
+    if path is not None and len(devices) * len(recipes) > 1:
         raise UsageError("several plans are no recipe", where="--save-recipe", fix="save one at a time")
-    if out.exists() and (not out.is_dir() or (out / REPORT_NAME).exists()):
-        raise UsageError("several builds are published into folders in it, and this is a build itself or a file",
-                         where=str(out), fix="choose another --out")
-    found: list[tuple[str, Path, Plan | NeedleExportError]] = []
-    for recipe in recipes:
-        for device in devices:
-            name = "-".join(x.id for x in (recipe, device) if x is not None)
-            if name in [n for n, *_ in found]:
-                raise UsageError(f"two builds would be {name}", where="--out", fix="give each recipe and device once")
-            try:
-                found.append((name, out / name, _planned(checkpoint, out / name, options, recipe, device)))
-            except NeedleExportError as error:
-                found.append((name, out / name, error))
-    return found
-
-
-def _planned(checkpoint: str, out: Path, options: dict[str, Any], recipe: Any, device: Any) -> Plan:
-    from needle_export.cli.output import save
-    from needle_export.plan import resolve
-
     ctx = click.get_current_context()
     given = {name: value for name, value in options.items()
              if name != "save_recipe" and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
-    plan = resolve(recipe, device, given, checkpoint=checkpoint, out=out)
-    path = options["save_recipe"]
-    if path is not None:
-        save(path, plan.saved(path, checkpoint))
-    return plan
+    found = resolve_all(recipes, devices, given, checkpoint=checkpoint, out=out)
+    for _, _, plan in found:
+        if path is not None and isinstance(plan, Plan):
+            save(path, plan.saved(path, checkpoint))
+    return found
 
 
 def _recipe(name: str | None) -> Any:

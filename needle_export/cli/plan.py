@@ -26,7 +26,8 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> None:
     Shows every option with who chose it: the command line wins over the recipe, the recipe over the device, the device
     over the defaults. Sizes and state are predicted, within 1 % at the published geometry; the latency is an estimate
     from the device's rates. Exits with 5 where the device refuses the artifact, saying all its reasons, and with 1
-    where a predicted size or state exceeds a budget. The checkpoint's header is read, and no weight.
+    where a predicted size or state exceeds a budget. The checkpoint is read, for its shapes
+    and its hash; no graph is made of it.
     """
     plan = planned(checkpoint, Path(), options)
     from needle_export import loading

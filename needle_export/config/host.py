@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from needle_export.config.device import Device, load_device
+from needle_export.config.rates import HOST
 from needle_export.errors import BadInput
-
-#: The id of this machine's device file.
-HOST = "host"
 
 #: The variable that names the file; empty for none.
 VARIABLE = "NEEDLE_EXPORT_HOST"

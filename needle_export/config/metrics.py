@@ -53,5 +53,8 @@ METRICS = (
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 
+MEMORY = ("load_rss", "load_rss_all", "runtime_rss")
+"""Figures of processes that were measured."""
+
 LATENCIES = ("decode", "prefill")
 """Figures that a device has, and not the artifact alone: they can be estimated or imported for one."""

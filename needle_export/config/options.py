@@ -26,6 +26,9 @@ BUCKETS = (64, 128)
 OPSETS = (21, 23, 24)
 """ONNX operator sets that can be emitted, oldest first."""
 
+IR_VERSIONS = {21: 10, 23: 11, 24: 12}
+"""The version of the IR that a file of an opset has."""
+
 OWN_OPS_SCHEMES = ("int8", "int4", "int2")
 """ONNX schemes that only ONNX Runtime's own ops can read, which an artifact of an older opset does without."""
 
@@ -238,6 +241,11 @@ class BuildOptions:
                 "buckets": self.buckets and list(self.buckets),
                 "heads": list(self.heads), "keep_confidence": self.keep_confidence, "seed": self.seed,
                 "tolerances": dict(self.tolerances)}
+
+
+def usual_buckets(limit: int) -> tuple[int, ...]:
+    """Prefill lengths where none are asked for: the usual ones that fit into ``limit``, or the longest that does."""
+    return tuple(b for b in BUCKETS if b <= limit) or ((limit,) if limit > 1 else ())
 
 
 def _one_of(option: str, value: object, known: tuple[object, ...]) -> None:

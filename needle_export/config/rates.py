@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+HOST = "host"
+"""The id of the device file that is this machine's own."""
+
 
 @dataclass(frozen=True)
 class Rates:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from needle_export.config.figures import version_parts
-from needle_export.config.options import OPSETS, OWN_OPS_SCHEMES, SYSTEMS, BuildOptions
+from needle_export.config.options import IR_VERSIONS, OPSETS, OWN_OPS_SCHEMES, SYSTEMS, BuildOptions
 
 if TYPE_CHECKING:
     from needle_export.config.device import Device, Runtime
 
-#: By opset: the version of the IR that a file of it has, and the oldest ONNX Runtime that has run such a build.
-ONNX_NEEDS = {21: (10, "1.18.1"), 23: (11, "1.23.2"), 24: (12, "1.25.1")}
+#: By opset, the oldest ONNX Runtime that has run such a build.
+ONNX_NEEDS = {21: "1.18.1", 23: "1.23.2", 24: "1.25.1"}
 
 #: The release of TensorFlow that knows all versions of ops in a TFLite file, and in one with 4-bit matrices in blocks.
 TFLITE_NEEDS, TFLITE_BLOCKS_NEED = "2.13.0", "2.18.0"
@@ -68,7 +68,7 @@ def _onnx(device: Device, runtime: Runtime, options: BuildOptions) -> Iterator[s
 def _too_new(runtime: Runtime, opset: int) -> str:
     """Why a runtime doesn't take files of an opset, or empty."""
     assert runtime.opset is not None and runtime.ir is not None  # of an ONNX runtime, since its file was checked
-    ir, oldest = ONNX_NEEDS[opset]
+    ir, oldest = IR_VERSIONS[opset], ONNX_NEEDS[opset]
     if opset > runtime.opset.value:
         return f"it runs opset {runtime.opset.value} at most"
     if ir > runtime.ir.value:

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export.errors import BadInput
+from needle_export.measure.work import timed_steps
 
-#: Repetitions of a prompt and of the decode loop's warm-up.
-_PROMPT_RUNS, _WARM_UP = 3, 4
+#: Repetitions of a prompt.
+_PROMPT_RUNS = 3
 
-#: How long and how often at least a kernel is run, and the quantile of its times that counts, in percent.
-_SPAN, _LEAST, _QUANTILE = 0.4, 20, 5
+#: How long, in seconds, and how often at least a kernel is run.
+_SPAN, _LEAST = 0.4, 20
 
 
 class Session(Protocol):
@@ -73,23 +74,18 @@ def time_session(
         return (time.perf_counter() - begin) * 1e3
 
     first = timed(tokens(1))
-    prefill, quickest = [], []
+    prefill = []
     for length in (p for p in prompts if p <= session.context):
         runs = []
         for _ in range(_PROMPT_RUNS + 1):
             session.reset()
             runs.append(timed(tokens(length)))
-        median = float(np.median(runs[1:]))
-        quickest.append(min(runs[1:]))
-        prefill.append({"tokens": length, "ms_p50": median, "tokens_per_s": length / median * 1e3})
+        took = float(np.median(runs[1:]))
+        prefill.append({"tokens": length, "ms_p50": took, "tokens_per_s": length / took * 1e3})
     session.reset()
-    # Start where the measured steps straddle the middle of what the context has room for.
-    room = max(0, session.context - steps - _WARM_UP)
-    before = min(room, 192)
+    before, warm, count = timed_steps(session.context, steps)
     if before:
         session.feed(tokens(before))
-    count = min(steps, max(1, session.context - before - _WARM_UP))
-    warm = min(_WARM_UP, session.context - before - count)
     for _ in range(warm):
         session.feed(tokens(1))
     times = [timed(tokens(1)) for _ in range(count)]
@@ -101,15 +97,13 @@ def time_session(
         "prefill": prefill,
         "decode": {"ms_p50": p50, "ms_p95": p95, "tokens_per_s": 1e3 / p50, "position": before + warm},
         "peak_rss_bytes": peak,
-        # What the machine does when nothing is in the way; reports have medians, as users do.
-        "quickest_ms": {"decode": min(times), "prefill": quickest},
         # Asked last, as an answer may take work of its own.
         "told": list(session.told()) if hasattr(session, "told") else [],
     }
 
 
-def quickest(run: Callable[[], object]) -> float:
-    """Seconds of one call when nothing else gets in its way: a low quantile of many, for some tenths of a second."""
+def median(run: Callable[[], object]) -> float:
+    """Seconds of one call: the median of many, for some tenths of a second, as that of an artifact's steps."""
     for _ in range(3):
         run()
     times: list[float] = []
@@ -118,7 +112,7 @@ def quickest(run: Callable[[], object]) -> float:
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)
-    return float(np.percentile(times, _QUANTILE))
+    return float(np.median(times))
 
 
 def peak_rss() -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.layout import ROLES
-from needle_export.config.options import BUCKETS, SYSTEMS, BuildOptions
+from needle_export.config.options import SYSTEMS, BuildOptions, usual_buckets
 from needle_export.measure.inventory import Imported, Stores, Tensor, inventory, no_codes
 
 #: What builds told of everything but weights.
@@ -86,8 +86,12 @@ def buckets_of(options: BuildOptions, geometry: Geometry) -> tuple[int, ...]:
         return ()
     if options.buckets is not None:
         return options.buckets
-    limit = min(options.context, _window(geometry, options.context) or options.context)
-    return tuple(b for b in BUCKETS if b <= limit) or ((limit,) if limit > 1 else ())
+    return usual_buckets(longest_chunk(options, geometry))
+
+
+def longest_chunk(options: BuildOptions, geometry: Geometry) -> int:
+    """Tokens that a prefill may take at most: as many as the shortest cache has rows."""
+    return _window(geometry, options.context) or options.context
 
 
 def _window(geometry: Geometry, context: int) -> int:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 #: Types that operands of products may have.
 DTYPES = ("fp32", "fp16", "int8", "int4")
 
+#: Decode steps that are run and not timed.
+_WARM_UP = 4
+
 
 @dataclass(frozen=True, order=True)
 class OpWork:
@@ -118,9 +121,18 @@ def gathered(ops: Iterable[OpWork]) -> tuple[OpWork, ...]:
     return tuple(sorted(made))
 
 
+def timed_steps(context: int, steps: int) -> tuple[int, int, int]:
+    """Where decode steps are timed: tokens before the warm-up, steps of that, steps that are timed."""
+    # Where the measured steps straddle the middle of what a usual context has room for.
+    before = min(max(0, context - steps - _WARM_UP), 192)
+    count = min(steps, max(1, context - before - _WARM_UP))
+    return before, min(_WARM_UP, context - before - count), count
+
+
 def decode_position(context: int, steps: int = 64) -> int:
-    """Tokens before the decode step that stands for those that are timed (:mod:`.latency`), the one in the middle."""
-    return min(min(max(0, context - steps - 4), 192) + 4 + steps // 2, context - 1)
+    """Tokens before the first decode step that is timed, which is what a report tells of it."""
+    before, warm, _ = timed_steps(context, steps)
+    return before + warm
 
 
 def pieces(length: int, largest: int) -> Iterator[tuple[int, int]]:

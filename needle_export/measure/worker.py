@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from needle_export.measure.latency import Session, quickest, time_session
+from needle_export.measure.latency import Session, median, time_session
 from needle_export.measure.memory import load_and_run
 
 
@@ -62,7 +62,7 @@ def _kernels(request: dict[str, Any]) -> dict[str, Any]:
     for name, wanted in request["kernels"].items():
         with TemporaryDirectory(prefix="needle-export-") as folder:
             run, phase = target.kernel(Kernel(**wanted), Path(folder))
-            answer[name] = {"seconds": quickest(run), "phase": asdict(phase)}
+            answer[name] = {"seconds": median(run), "phase": asdict(phase)}
             del run
     return answer
 

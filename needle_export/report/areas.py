@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 from needle_export.report.charts import text_width
 from needle_export.report.cited import Citation, Number
-from needle_export.report.sizes import TensorBytes
+from needle_export.report.sizes import OVERHEAD, TensorBytes
 from needle_export.report.treemap import Rect, squarify
 from needle_export.report.units import size
 from needle_export.report.view import ROLE_MEANINGS
-
-OVERHEAD = "overhead"
-"""What no weight of the model takes: graph, names, padding, constants."""
 
 TYPE = 12.0
 """Size of the type in an area, px."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from needle_export.config.metrics import LATENCIES, METRICS
-from needle_export.report.areas import OVERHEAD, Map, Role, maps, parts_of
+from needle_export.report.areas import Map, Role, maps, parts_of
 from needle_export.report.cited import Citation, Number, number
 from needle_export.report.comparison import Row
 from needle_export.report.drawings import shape_of
 from needle_export.report.schema import Artifact, LeftUnfused, Status
+from needle_export.report.sizes import OVERHEAD
 from needle_export.report.timings import Timing, timings
 from needle_export.report.units import size, small, whole
 from needle_export.report.view import ROLE_MEANINGS, STATUS, places_of, plan_told

@@ -75,14 +75,6 @@ class Citation:
     def _of(self, role: str, tensors: tuple[str | int, ...]) -> list[Any]:
         return [t for t in _at(self._raw, tensors) if t["role"] == role and t["by_layer"]]
 
-    def items(self, *keys: str | int) -> list[Any]:
-        """What a list at a place holds; nothing where the schema of the report has no such list."""
-        try:
-            found = _at(self._raw, keys)
-        except KeyError:
-            return []
-        return list(found)
-
     def has(self, *keys: str | int) -> bool:
         """Whether there is a number at a place; the comparison in a report is free-form."""
         try:

@@ -10,7 +10,7 @@ from needle_export.config.metrics import BY_NAME, METRICS
 from needle_export.errors import BadInput
 from needle_export.report.metrics import Value, metrics_of, prompts
 from needle_export.report.schema import Artifact, CheckpointInfo, Report, Status, load_report
-from needle_export.report.units import plural, size, small, whole
+from needle_export.report.units import plural, size, small, threads, whole
 from needle_export.report.view import STATUS
 
 LOSS = "kl"
@@ -304,8 +304,7 @@ def _named(model: Model) -> str:
 
 
 def _placed(origin: Origin) -> str:
-    threads = plural(origin.threads, "thread") if origin.threads else "threads as the runtime chooses"
-    return f"{origin.kind} on {origin.host}, {threads}"
+    return f"{origin.kind} on {origin.host}, {threads(origin.threads)}"
 
 
 def _one_or_listed(told: Sequence[tuple[str, Sequence[Row]]]) -> str:

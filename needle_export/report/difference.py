@@ -6,17 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from needle_export.config.metrics import LATENCIES, METRICS, Unit
+from needle_export.config.metrics import LATENCIES, MEMORY, METRICS, Unit
+from needle_export.report.comparison import RANDOM
 from needle_export.report.metrics import metrics_of, prompts
 from needle_export.report.schema import Artifact, Report
-from needle_export.report.units import plural
-
-_MEMORY = ("load_rss", "load_rss_all", "runtime_rss")
+from needle_export.report.sizes import OVERHEAD
+from needle_export.report.units import plural, threads
 
 #: Figures that a table of their own tells in parts.
 _IN_PARTS = ("size", "state")
-
-OVERHEAD = "overhead"
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,7 @@ def difference(old: tuple[str, Report], new: tuple[str, Report]) -> Difference:
     (old_name, before), (new_name, after) = old, new
     pairs, removed, added = _paired(before, after)
     random = [name for name, report in (old, new) if report.checkpoint.random]
-    warnings = (f"RANDOM WEIGHTS, made for tests: sizes and speeds are real, losses mean nothing "
-                f"({', '.join(dict.fromkeys(random))})",) if random else ()
+    warnings = (f"{RANDOM} ({', '.join(dict.fromkeys(random))})",) if random else ()
     return Difference(
         tuple(_difference(f"{old_name} {_label(a)}", before, a, f"{new_name} {_label(b)}", after, b) for a, b in pairs),
         tuple(map(_label, added)), tuple(map(_label, removed)), warnings)
@@ -266,8 +263,8 @@ def _figures(before: Report, old: Artifact, after: Report, new: Artifact) -> tup
 
 def _incomparable(metric: str, before: Report, old: Artifact, after: Report, new: Artifact) -> str:
     """Why two values of a figure can't be held against each other; empty where they can."""
-    if metric in LATENCIES or metric in _MEMORY:
-        places = [_place(a, memory=metric in _MEMORY) for a in (old, new)]
+    if metric in LATENCIES or metric in MEMORY:
+        places = [_place(a, memory=metric in MEMORY) for a in (old, new)]
         return "" if places[0] == places[1] else f"measured {places[0]}, and then {places[1]}"
     if before.options.get("context") != after.options.get("context"):
         return "it is of other texts, as the contexts differ"
@@ -278,8 +275,7 @@ def _place(artifact: Artifact, *, memory: bool) -> str:
     taken = artifact.memory if memory else artifact.latency
     if taken is None:
         return "nowhere"
-    threads = plural(taken.threads, "thread") if taken.threads else "threads as the runtime chooses"
     step = ""
     if not memory and artifact.latency and artifact.latency.decode:
         step = f", after {plural(artifact.latency.decode.position, 'token')}"
-    return f"on {taken.host}, {threads}{step}"
+    return f"on {taken.host}, {threads(taken.threads)}{step}"

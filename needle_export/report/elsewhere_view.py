@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from needle_export.config.rates import HOST
 from needle_export.report.elsewhere import ImportedLatency, LatencyEstimate
 from needle_export.report.schema import Artifact
 from needle_export.report.units import milliseconds, plural, rate, whole
@@ -37,10 +38,6 @@ def _beside(artifact: Artifact, e: LatencyEstimate) -> str:
         return ""
     off = e.decode_ms / latency.decode.ms_p50 - 1
     return f" ({abs(off):.0%} {'above' if off > 0 else 'below'} the {milliseconds(latency.decode.ms_p50)} measured)"
-
-
-HOST = "host"
-"""The id of the device that an estimate for the machine itself is for."""
 
 
 def _imported(i: ImportedLatency) -> str:

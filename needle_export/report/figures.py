@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from needle_export.config.budget import Budget
-from needle_export.config.metrics import LATENCIES
+from needle_export.config.metrics import LATENCIES, MEMORY
 from needle_export.report.elsewhere import LatencyEstimate
 from needle_export.report.measured import Latency
 from needle_export.report.metrics import metrics_of
 from needle_export.report.schema import Artifact, Report
+from needle_export.report.sizes import OVERHEAD
 from needle_export.report.units import plural
+from needle_export.report.units import threads as threads_told
 
 Basis = Literal["counted", "measured", "imported", "estimated"]
 """What a value is: read off the files or the reference, timed where the report says, brought from a device, or computed
 from a device's rates."""
 
-MEASURED = ("load_rss", "load_rss_all", "runtime_rss", *LATENCIES)
+MEASURED = (*MEMORY, *LATENCIES)
 """Figures that depend on the machine."""
 
 _ESTIMATE = "it is an estimate, which decides only where the budget says estimated = true"
@@ -46,7 +48,7 @@ def figure_of(budget: Budget, report: Report, artifact: Artifact, prompt: int | 
     """
     if budget.role is not None:
         size = artifact.size
-        return Found(size.overhead_bytes if budget.role == "overhead" else size.by_role.get(budget.role, 0))
+        return Found(size.overhead_bytes if budget.role == OVERHEAD else size.by_role.get(budget.role, 0))
     if budget.metric in LATENCIES:
         if device is not None:
             return _elsewhere(budget, artifact, prompt, device)
@@ -108,4 +110,4 @@ def _length(metric: str, latency: Latency, prompt: int | None) -> str:
 
 
 def _machine(host: str, threads: int) -> str:
-    return f"on {host}, {plural(threads, 'thread') if threads else 'threads as the runtime chooses'}"
+    return f"on {host}, {threads_told(threads)}"

@@ -17,16 +17,18 @@ from needle_export.config.budget import Budget
 from needle_export.config.metrics import Unit
 from needle_export.config.strict import validate
 from needle_export.errors import CheckFailed, NeedleExportError, UsageError
+from needle_export.report.comparison import RANDOM
 from needle_export.report.figures import MEASURED, Basis, Found, figure_of
 from needle_export.report.metrics import prompts
 from needle_export.report.schema import Artifact, Report
+from needle_export.report.sizes import OVERHEAD
 from needle_export.report.units import plural
 from needle_export.report.view import ROLE_MEANINGS
 
 Status = Literal["within", "exceeded", "unknown", "unmatched", "skipped"]
 """Of a verdict: inside the bound; beyond it; the figure can't be told; nothing is meant; left out, and nobody minds."""
 
-ROLES = (*ROLE_MEANINGS, "overhead")
+ROLES = (*ROLE_MEANINGS, OVERHEAD)
 """What a budget of size may be for."""
 
 SLACK, HEADROOM = 0.05, 0.01
@@ -168,8 +170,7 @@ def check(
         _check_entry(entry, bool(baselines))
     verdicts = tuple(v for entry in entries for v in _verdicts(entry, reports, baselines, device))
     random = [name for name, report in reports if report.checkpoint.random]
-    warnings = (f"RANDOM WEIGHTS, made for tests: sizes and speeds are real, losses mean nothing "
-                f"({', '.join(random)})",) if random else ()
+    warnings = (f"{RANDOM} ({', '.join(random)})",) if random else ()
     gate = Gate(verdicts, warnings, 0)
     failure = gate.failure()
     return gate if failure is None else Gate(verdicts, warnings, failure.exit_code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from needle_export.config.metrics import BY_NAME, METRICS, Unit
+from needle_export.config.metrics import BY_NAME, LATENCIES, MEMORY, METRICS, Unit
 from needle_export.report.schema import Artifact, Report
 
 
@@ -53,38 +53,6 @@ def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) ->
     return {metric.name: found[metric.name] for metric in METRICS}
 
 
-def estimates_of(artifact: Artifact, device: str, prompt: int | None = None) -> dict[str, Value]:
-    """``decode`` and ``prefill`` as they are estimated for a device, never as they were measured anywhere.
-
-    Args:
-        device: its id.
-        prompt: as of :func:`metrics_of`; None takes the longest that there is an estimate for.
-    """
-    found = next((e for e in artifact.estimates if e.device == device), None)
-    if found is None:
-        return {name: _value(name, None, f"there is no estimate for {device}") for name in ("decode", "prefill")}
-    rates = {p.tokens: p.tokens_per_s for p in found.prefill}
-    return {"decode": _value("decode", found.decode_ms), "prefill": _rate_of(rates, prompt, "estimated")}
-
-
-def imported_of(artifact: Artifact, device: str, prompt: int | None = None) -> dict[str, Value]:
-    """``decode`` and ``prefill`` as they were imported for a device, the last of each; arguments as above."""
-    mine = [i for i in artifact.imported if i.device == device]
-    decode = [i.ms for i in mine if i.phase == "decode"]
-    rates = {i.tokens: i.tokens_per_s for i in mine if i.phase == "prefill"}
-    none = f"no decode step of {device} was imported"
-    step = _value("decode", decode[-1]) if decode else _value("decode", None, none)
-    return {"decode": step, "prefill": _rate_of(rates, prompt, "imported")}
-
-
-def _rate_of(rates: Mapping[int, float], prompt: int | None, how: str) -> Value:
-    length = max(rates, default=None) if prompt is None else prompt
-    if length is None or length not in rates:
-        of = "no prompt" if length is None else f"no prompt of {length} tokens"
-        return _value("prefill", None, f"{of} was {how}")
-    return _value("prefill", rates[length])
-
-
 def prompts(artifacts: Sequence[Artifact]) -> int | None:
     """The longest prompt that was measured of all artifacts that have any; None if there is no such length."""
     lengths = [{p.tokens for p in a.latency.prefill} for a in artifacts if a.latency and a.latency.prefill]
@@ -106,7 +74,7 @@ def _memory(artifact: Artifact) -> dict[str, Value]:
     memory = artifact.memory
     if memory is None:
         why = not_measured(artifact) if artifact.latency is None else "not measured: this target or system has no way"
-        return {name: _value(name, None, why) for name in ("load_rss", "load_rss_all", "runtime_rss")}
+        return {name: _value(name, None, why) for name in MEMORY}
     decode = memory.decode
     return {
         "load_rss": _value("load_rss", decode.rss_bytes),
@@ -120,14 +88,18 @@ def _latency(artifact: Artifact, prompt: int | None) -> dict[str, Value]:
     if latency is None:
         # What is estimated or imported for a device is found under that device, and never stands in for this.
         why = not_measured(artifact)
-        return {name: _value(name, None, why) for name in ("decode", "prefill")}
+        return {name: _value(name, None, why) for name in LATENCIES}
     rates = {p.tokens: p.tokens_per_s for p in latency.prefill}
     decode = (
         _value("decode", None, "no decode step was measured")
         if latency.decode is None
         else _value("decode", latency.decode.ms_p50)
     )
-    return {"decode": decode, "prefill": _rate_of(rates, prompt, "measured")}
+    length = max(rates, default=None) if prompt is None else prompt
+    if length is None or length not in rates:
+        of = "no prompt" if length is None else f"no prompt of {length} tokens"
+        return {"decode": decode, "prefill": _value("prefill", None, f"{of} was measured")}
+    return {"decode": decode, "prefill": _value("prefill", rates[length])}
 
 
 def _scheme_loss(parity: Mapping[str, object]) -> dict[str, Value]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+OVERHEAD = "overhead"
+"""What no weight of the model takes: graph, names, padding, constants."""
+
 
 @dataclass(frozen=True)
 class TensorBytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from needle_export.report.cited import Citation, Number
+from needle_export.report.elsewhere import ImportedLatency, LatencyEstimate, PrefillEstimate
 from needle_export.report.measured import Latency
 from needle_export.report.schema import Artifact
-from needle_export.report.units import milliseconds, plural, rate, whole
+from needle_export.report.units import milliseconds, plural, rate, threads, whole
 
 Kind = Literal["measured", "imported", "estimated"]
 """Measured by this program, measured by another one and imported, or computed without running anything."""
@@ -60,12 +62,11 @@ def timings(cite: Citation, index: int, artifact: Artifact) -> tuple[Timing, ...
     """Every timing of the artifact with this index in its report: measured here, then imported, then estimated."""
     at: Place = ("artifacts", index)
     found = [_latency(cite, (*at, "latency"), artifact.latency)] if artifact.latency else []
-    found += [_estimate(cite, (*at, "estimates", i), raw) for i, raw in enumerate(cite.items(*at, "estimates"))]
+    found += [_estimate(cite, (*at, "estimates", i), e) for i, e in enumerate(artifact.estimates)]
     files: dict[tuple[object, ...], list[int]] = {}
-    imported = cite.items(*at, "imported")
-    for i, raw in enumerate(imported):
-        files.setdefault((raw["device"], raw["file"], raw["sha256"], raw["threads"]), []).append(i)
-    found += [_imported(cite, (*at, "imported"), imported, entries) for entries in files.values()]
+    for i, one in enumerate(artifact.imported):
+        files.setdefault((one.device, one.file, one.sha256, one.threads), []).append(i)
+    found += [_imported(cite, (*at, "imported"), artifact.imported, entries) for entries in files.values()]
     return tuple(sorted(found, key=lambda timing: _ORDER.index(timing.kind)))
 
 
@@ -74,7 +75,7 @@ def _latency(cite: Citation, at: Place, latency: Latency) -> Timing:
     return Timing(
         kind=latency.kind,
         machine=latency.host,
-        how=plural(latency.threads, "thread") if latency.threads else "threads as the runtime chooses",
+        how=threads(latency.threads),
         command=latency.command,
         decode=cite(milliseconds, *at, "decode", "ms_p50") if step else None,
         within=cite(milliseconds, *at, "decode", "ms_p95") if step else None,
@@ -96,42 +97,42 @@ def _latency(cite: Citation, at: Place, latency: Latency) -> Timing:
     )
 
 
-def _estimate(cite: Citation, at: Place, raw: dict[str, Any]) -> Timing:
+def _estimate(cite: Citation, at: Place, e: LatencyEstimate) -> Timing:
     """What a device's rates make of the artifact's operations."""
     return Timing(
-        kind="estimated", machine=raw["name"], how=f"computed from rates of the device, of which the weakest is "
-        f"{'a guess' if raw['basis'] == 'guess' else raw['basis']}; nothing ran there", command="",
+        kind="estimated", machine=e.name, how=f"computed from rates of the device, of which the weakest is "
+        f"{'a guess' if e.basis == 'guess' else e.basis}; nothing ran there", command="",
         decode=cite(milliseconds, *at, "decode_ms"), within=None, decode_rate=None,
         position=cite(whole, *at, "position"),
-        prompts=_prompts(cite, at, "prefill", raw["prefill"]),
-        start=tuple((f"of a step: {part}", cite(milliseconds, *at, "parts", part)) for part in sorted(raw["parts"])),
+        prompts=_prompts(cite, at, "prefill", e.prefill),
+        start=tuple((f"of a step: {part}", cite(milliseconds, *at, "parts", part)) for part in sorted(vars(e.parts))),
     )
 
 
-def _prompts(cite: Citation, at: Place, key: str, prompts: list[dict[str, Any]]) -> tuple[PromptTime, ...]:
+def _prompts(cite: Citation, at: Place, key: str, prompts: Sequence[PrefillEstimate]) -> tuple[PromptTime, ...]:
     return tuple(
         PromptTime(cite(whole, *at, key, i, "tokens"), cite(milliseconds, *at, key, i, "ms"),
                    cite(rate, *at, key, i, "tokens_per_s"))
-        for i in sorted(range(len(prompts)), key=lambda i: prompts[i]["tokens"])
+        for i in sorted(range(len(prompts)), key=lambda i: prompts[i].tokens)
     )
 
 
-def _imported(cite: Citation, at: Place, every: list[dict[str, Any]], entries: list[int]) -> Timing:
+def _imported(cite: Citation, at: Place, every: Sequence[ImportedLatency], entries: list[int]) -> Timing:
     """What one file of another program tells of a device; of several decode steps the last."""
     first = every[entries[0]]
-    steps = [i for i in entries if every[i]["phase"] == "decode"]
-    prompts = sorted((i for i in entries if every[i]["phase"] == "prefill"), key=lambda i: every[i]["tokens"])
-    told = [f"{first['statistic']} by {first['format']}"]
-    told += [plural(first["threads"], "thread")] if first["threads"] is not None else []
-    told += [first["date"]] if first["date"] is not None else []
+    steps = [i for i in entries if every[i].phase == "decode"]
+    prompts = sorted((i for i in entries if every[i].phase == "prefill"), key=lambda i: every[i].tokens)
+    told = [f"{first.statistic} by {first.format}"]
+    told += [plural(first.threads, "thread")] if first.threads is not None else []
+    told += [first.date] if first.date is not None else []
     return Timing(
-        kind="imported", machine=first["device"], command="",
-        how=f"{', '.join(told)}; from {first['file']}, SHA-256 {first['sha256']}",
+        kind="imported", machine=first.device, command="",
+        how=f"{', '.join(told)}; from {first.file}, SHA-256 {first.sha256}",
         decode=cite(milliseconds, *at, steps[-1], "ms") if steps else None,
         within=None, decode_rate=None, position=None,
         prompts=tuple(PromptTime(cite(whole, *at, i, "tokens"), cite(milliseconds, *at, i, "ms"), None)
                       for i in prompts),
         start=tuple((title, cite(milliseconds, *at, i, name))
                     for title, name in (("load", "load_ms"), ("first call", "first_ms"))
-                    for i in entries if every[i][name] is not None),
+                    for i in entries if getattr(every[i], name) is not None),
     )

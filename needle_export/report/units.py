@@ -51,6 +51,11 @@ def plural(count: int, noun: str) -> str:
     return f"{whole(count)} {noun}" if count == 1 else f"{whole(count)} {noun}s"
 
 
+def threads(count: int) -> str:
+    """Of a runtime; 0 where it chooses."""
+    return plural(count, "thread") if count else "threads as the runtime chooses"
+
+
 def bar(part: int, total: int, width: int) -> str:
     """A horizontal bar of at most ``width`` cells; anything above nothing shows at least a sliver."""
     if not total or not part:

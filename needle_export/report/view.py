@@ -13,7 +13,7 @@ from typing import Any, Literal
 from needle_export.report import elsewhere_view
 from needle_export.report.measured import Latency
 from needle_export.report.schema import Artifact, Fusion, LeftUnfused, Report
-from needle_export.report.units import milliseconds, percent, plural, rate, size, small, whole
+from needle_export.report.units import milliseconds, percent, plural, rate, size, small, threads, whole
 
 Mood = Literal["plain", "good", "bad"]
 
@@ -192,7 +192,7 @@ def _latency_facts(latency: Latency | None) -> list[Fact]:
         load.append(f"peak memory {size(latency.peak_rss_bytes)}")
     if load:
         out.append(Fact("start", f"{', '.join(load)} ({latency.kind})"))
-    out.append(Fact(latency.kind, f"on {latency.host}, {_threads(latency.threads)}, by: {latency.command}"))
+    out.append(Fact(latency.kind, f"on {latency.host}, {threads(latency.threads)}, by: {latency.command}"))
     return out
 
 
@@ -206,11 +206,7 @@ def _memory_line(artifact: Artifact) -> str:
     return (f"{size(decode.rss_bytes)} resident after loading decode and a step, {size(decode.baseline_bytes)} of it "
             f"before loading; {size(every.rss_bytes)} after loading everything and a prompt of "
             f"{plural(memory.prompt_tokens, 'token')} "
-            f"(measured{'' if same else f' on {memory.host}'}, {_threads(memory.threads)})")
-
-
-def _threads(count: int) -> str:
-    return plural(count, "thread") if count else "threads as the runtime chooses"
+            f"(measured{'' if same else f' on {memory.host}'}, {threads(memory.threads)})")
 
 
 def _fusion_line(fusion: Mapping[str, Fusion], missed: Mapping[str, Fusion]) -> str:

@@ -55,8 +55,7 @@ def built(key: Key, folder: Path) -> Path:
 def measured(key: Key, folder: Path) -> tuple[float, float, int]:
     """Milliseconds of a decode step and of a prompt, and tokens before the first step."""
     found = latency.measure(key[0], folder, PUBLISHED.vocab_size, threads=1, steps=STEPS, prompts=(PROMPT,))
-    quickest = found["quickest_ms"]
-    return quickest["decode"], quickest["prefill"][0], found["decode"]["position"]
+    return found["decode"]["ms_p50"], found["prefill"][0]["ms_p50"], found["decode"]["position"]
 
 
 def ranking(pairs: list[tuple[float, float]]) -> tuple[int, int, float]:
@@ -99,7 +98,7 @@ def main() -> None:
     decode, prompts = [], []
     for key in keys:
         step, prompt = (statistics.median(t[i] for t in times[key]) for i in (0, 1))
-        made = estimate(_work(key, folders[key], times[key][0][2] + STEPS // 2), found[key[0]])
+        made = estimate(_work(key, folders[key], times[key][0][2]), found[key[0]])
         decode.append((step, made.decode_ms))
         prompts.append((prompt, made.prompts[0].parts.total * 1e3))
         cells = [f"{m:.2f} | {e:.2f} | {e / m - 1:+.0%}" for m, e in (decode[-1], prompts[-1])]

@@ -56,6 +56,9 @@ def tab(chromium: Browser, place: Path) -> Iterator[Tab]:
 def seen(tab: Tab, width: int) -> dict[str, Any]:
     """What the page looks like in a window of this width."""
     tab.set_viewport_size({"width": width, "height": 900})
+    # On a busy machine the window may follow later than the call returns; what is seen must be of this width.
+    tab.wait_for_function("width => innerWidth === width", arg=width, timeout=120_000)
+    tab.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     found: dict[str, Any] = tab.evaluate(LOOK)
     return found
 
@@ -164,8 +167,10 @@ def test_a_text_that_is_cut_faint_or_covered_is_noticed(tab: Tab) -> None:
         sheet.insertRule('#spoilt .b { margin-top: -24px }', sheet.cssRules.length);
         sheet.insertRule('#spoilt .c { white-space: nowrap; overflow-wrap: normal }', sheet.cssRules.length);
     }""")
-    found = seen(tab, 390)
-    tab.evaluate("document.getElementById('spoilt').remove()")
+    try:
+        found = seen(tab, 390)
+    finally:
+        tab.evaluate("document.getElementById('spoilt').remove()")
     assert found["width"] > 390
     assert [text for text, _ in illegible(found)] == ["faint", "faint"]
     assert cut_off(found) == ["wide" * 15]

@@ -11,6 +11,7 @@ from needle_export.config.device import Device, load_device
 from needle_export.config.options import BuildOptions
 from needle_export.config.recipe import load_recipe
 from needle_export.report.schema import PlanInfo
+from needle_export.report.units import size
 from tests.cli.conftest import Run
 from tests.support import fake_pipeline
 
@@ -31,14 +32,23 @@ def test_a_plan_says_who_chose_what(run: Run, sample: Path) -> None:
     assert told["options"]["weights"] == {"value": "int8", "from": "recipe ours"}
     assert told["options"]["target"]["from"] == "device pixel-8"
     assert told["options"]["seed"] == {"value": 5, "from": "command line"}
-    size = told["predicted"]["size"]
-    assert size["total_bytes"] == sum(size["by_role"].values()) + size["overhead_bytes"]
+    predicted = told["predicted"]["size"]
+    assert predicted["total_bytes"] == sum(predicted["by_role"].values()) + predicted["overhead_bytes"]
     assert not fake_pipeline.CALLS  # nothing was built
 
 
 def test_text_and_json_tell_the_same(run: Run, sample: Path) -> None:
-    text = run("plan", str(sample), "--context", "48", "--target", "tflite").stdout
-    assert "planned, not built" in text and "(predicted)" in text and "command line" in text
+    line = ("plan", str(sample), "--context", "48", "--target", "tflite")
+    text, told = run(*line).stdout, json.loads(run(*line, "--json").stdout)
+    assert "planned, not built" in text and "command line" in text
+    assert f"{size(told['predicted']['size']['total_bytes'])} (predicted)" in text
+    for role, count in told["predicted"]["size"]["by_role"].items():
+        assert role in text and size(count) in text
+
+
+def test_what_a_build_would_refuse_after_reading_is_refused_before(run: Run, sample: Path) -> None:
+    result = run("plan", str(sample), "--context", "128", "--target", "tflite", "--buckets", "64")
+    assert result.exit_code == 2 and "--buckets: 64 tokens are more than the window of 16" in result.stderr
 
 
 def test_a_refusal_is_shown_whole_and_is_exit_5(run: Run, sample: Path) -> None:

@@ -49,6 +49,7 @@ SHARED = {
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
     ("bundle.rewrite", "checkpoint.files"): "the same",
+    ("bundle.cache", "checkpoint.files"): "the hash of a file",
 }
 
 #: Stages that commands call without the pipeline, because one function of one stage is all they do.

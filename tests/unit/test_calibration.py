@@ -9,6 +9,7 @@ import pytest
 from needle_export import calibration
 from needle_export.config.device import load_device
 from needle_export.config.host import host_device, host_path
+from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
 from needle_export.config.rates import Rates
 from needle_export.errors import BadInput, UsageError
@@ -26,7 +27,7 @@ def _measured_already(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "host.toml"
-    calibration.calibrate(("onnx", "tflite"), out, NullProgress())
+    calibration.calibrate(("onnx", "tflite"), out, NullProgress(), repeats=1)
     device = load_device(out)
     assert (device.id, device.chip.name, device.targets) == ("host", host(), ("onnx", "tflite"))
     assert basis_of(device, "onnx") == "measured"
@@ -36,17 +37,20 @@ def test_the_file_holds_what_was_measured(tmp_path: Path) -> None:
     assert dict(found.streams) == pytest.approx(dict(RATES.streams), rel=0.05)
     assert found.cache == pytest.approx(RATES.cache) and found.own == RATES.own
     assert "needle-export calibrate --target onnx,tflite" in out.read_text()
+    # What is built and verified here is nothing that this machine refuses.
+    for target in device.targets:
+        assert not device.refuses(BuildOptions("x", tmp_path, target=target, weights="int4"))
 
 
 def test_targets_without_such_graphs_are_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the rates of coreml can't be measured here"):
-        calibration.calibrate(("onnx", "coreml"), tmp_path / "host.toml", NullProgress())
+        calibration.calibrate(("onnx", "coreml"), tmp_path / "host.toml", NullProgress(), repeats=1)
     assert not (tmp_path / "host.toml").exists()
 
 
 def test_the_file_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "host.toml"
-    calibration.calibrate(("onnx",), out, NullProgress())
+    calibration.calibrate(("onnx",), out, NullProgress(), repeats=1)
     monkeypatch.setenv("NEEDLE_EXPORT_HOST", str(out))
     assert host_path() == out
     found = host_device()

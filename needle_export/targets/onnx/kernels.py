@@ -11,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from needle_export.config.options import IR_VERSIONS, OPSETS
 from needle_export.measure.work import Phase, gathered
 from needle_export.targets.kernels import WIDTH, Chain, Kernel, Out
 from needle_export.targets.onnx.shapes import Shapes
@@ -20,7 +21,7 @@ from needle_export.targets.onnx.work import read_ops
 _BLOCK, _BITS = 128, {"int8": 8, "int4": 4}
 
 #: Of the graphs of builds.
-_OPSET, _IR = 24, 11
+_OPSET = OPSETS[-1]
 
 _EPSILON = 1e-6
 
@@ -58,7 +59,7 @@ class _Graph(Chain):
         result = helper.make_tensor_value_info(end.name, TensorProto.FLOAT, end.shape)
         graph = helper.make_graph(self.nodes, "kernel", [given], [result], self.constants)
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR)
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSIONS[_OPSET])
 
     def _constant(self, array: NDArray[Any]) -> str:
         name = f"c{len(self.constants)}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from needle_export.config.options import IR_VERSIONS
 from needle_export.config.rules import Rules
 from needle_export.errors import Unsupported
 from needle_export.graph.program import FxNode, Program
@@ -18,7 +19,6 @@ from needle_export.targets.onnx.store import Weights
 _LOWERINGS = {**elementwise.LOWERINGS, **codebook.LOWERINGS, **fused.LOWERINGS, **attention.LOWERINGS}
 
 #: ONNX IR version that came with an opset.
-_IR_VERSION = {21: 10, 23: 11, 24: 12}
 
 
 def lower(
@@ -94,7 +94,7 @@ def lower(
         name=name,
     )
     graph.sort()
-    model = ir.Model(graph, ir_version=_IR_VERSION[opset], producer_name="needle-export")
+    model = ir.Model(graph, ir_version=IR_VERSIONS[opset], producer_name="needle-export")
     model.metadata_props.update(metadata)
     return model
 

@@ -102,7 +102,7 @@ def read_ops(nodes: Any, shapes: Shapes, caches: frozenset[str]) -> Iterator[OpW
         if lasting:
             state.update(node.output)
         weights = held = moved = 0
-        if node.op_type in _VIEWS:
+        if node.op_type in _VIEWS or node.op_type == "Shape":
             pass
         elif node.op_type in _LOOKUPS and values[0].constant:
             weights, moved = _rows(values, names), values[1].bytes + made[0].bytes

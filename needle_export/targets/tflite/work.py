@@ -16,6 +16,7 @@ from needle_export.errors import BadInput
 from needle_export.measure.work import OpWork, Phase, Prompt, Work, gathered
 from needle_export.targets.ports import CONTRACT_KEY, entry_name
 from needle_export.targets.tflite.analysis import Graph, Op, TensorInfo, metadata, read_graph
+from needle_export.targets.tflite.blocks import BLOCK
 from needle_export.targets.tflite.contract import FILE_NAME
 from needle_export.targets.tflite.session import plan
 
@@ -72,12 +73,18 @@ def read_ops(graph: Graph, state: set[int]) -> Iterator[OpWork]:
         held = sum(v.bytes for at, v in zip(places, values, strict=True) if at in state)
         moved = sum(v.bytes for at, v in zip(places, values, strict=True) if not v.constant and at not in state)
         moved += sum(v.bytes for v in made)
-        weights = sum(v.bytes for v in values if v.constant)
+        weights = sum(_stored(v) for v in values if v.constant)
         table = _table(op, values)
         if table is not None:
             rows = math.prod(values[1 - values.index(table)].shape)
-            weights += rows * (table.bytes // table.shape[0]) - table.bytes
+            weights += rows * (_stored(table) // table.shape[0]) - _stored(table)
         yield OpWork(op.name, 1, weights, held, moved, _macs(op, values, made), _dtype(values))
+
+
+def _stored(constant: TensorInfo) -> int:
+    """Bytes of a constant, the scales of its blocks among them, which are halves."""
+    blocks = math.prod(constant.shape) // BLOCK if constant.quantized == "blockwise" else 0
+    return constant.bytes + 2 * blocks
 
 
 def _table(op: Op, values: list[TensorInfo]) -> TensorInfo | None:

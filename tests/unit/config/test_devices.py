@@ -11,7 +11,7 @@ import pytest
 
 from needle_export.config.device import Device, device_names, load_device
 from needle_export.config.figures import Figure, sourced
-from needle_export.config.options import CACHES, OPSETS, SCHEMES, SYSTEMS, TARGETS, BuildOptions
+from needle_export.config.options import CACHES, IR_VERSIONS, OPSETS, SCHEMES, SYSTEMS, TARGETS, BuildOptions
 from needle_export.config.refusals import (
     ONNX_NEEDS,
     SYSTEM_NAMES,
@@ -158,9 +158,8 @@ def test_a_build_with_the_devices_own_options_is_taken(name: str, target: str) -
 
 
 def test_what_a_runtime_needs_is_what_targets_write() -> None:
-    lower = pytest.importorskip("needle_export.targets.onnx.lower")
     blocks = pytest.importorskip("needle_export.targets.tflite.blocks")
-    assert {opset: ir for opset, (ir, _) in ONNX_NEEDS.items()} == lower._IR_VERSION and set(ONNX_NEEDS) == set(OPSETS)
+    assert set(ONNX_NEEDS) == set(IR_VERSIONS) == set(OPSETS)
     assert blocks._RUNTIME == TFLITE_BLOCKS_NEED
     assert set(SYSTEM_NAMES) == set(SYSTEMS)
 
@@ -169,7 +168,8 @@ def test_what_a_runtime_needs_is_what_pages_say() -> None:
     docs = Path(__file__).parents[3] / "docs"
     page = (docs / "onnx.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+)(?:, the default)? \| (\d+) \| ([\d.]+) \|", page, re.M)
-    assert {int(opset): (int(ir), oldest) for opset, ir, oldest in rows} == ONNX_NEEDS
+    assert {int(opset): oldest for opset, _, oldest in rows} == ONNX_NEEDS
+    assert {int(opset): int(ir) for opset, ir, _ in rows} == IR_VERSIONS
     page = " ".join((docs / "tflite.md").read_text(encoding="utf-8").split())
     needs, blocks = (version.removesuffix(".0") for version in (TFLITE_NEEDS, TFLITE_BLOCKS_NEED))
     assert f"{needs} for those of today, and {blocks} for the versions of ops that `int4` has" in page

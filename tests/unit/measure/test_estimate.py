@@ -95,7 +95,7 @@ def test_phases_add_up() -> None:
 
 
 def test_the_position_is_in_the_middle_of_the_steps_that_are_timed() -> None:
-    assert decode_position(1024) == 192 + 4 + 32
-    assert decode_position(128) == (128 - 68) + 4 + 32
-    assert decode_position(16) == 15
+    assert decode_position(1024) == 192 + 4
+    assert decode_position(128) == (128 - 68) + 4
+    assert decode_position(16) == 4
     assert list(pieces(300, 128)) == [(0, 128), (128, 128), (256, 44)]

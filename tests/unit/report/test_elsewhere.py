@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from needle_export.report.elsewhere import EstimateParts
-from needle_export.report.metrics import estimates_of, imported_of, metrics_of
+from needle_export.report.metrics import metrics_of
 from tests.support.reports import make_artifact, make_report
 
 
@@ -29,14 +29,3 @@ def test_no_figure_takes_an_estimate_for_measured() -> None:
     figures = metrics_of(make_report(artifact), artifact)
     assert figures["decode"].value is None and figures["prefill"].value is None
     assert metrics_of(make_report(), make_artifact())["decode"].value == 2.5
-
-
-def test_estimates_and_imports_are_found_by_their_device() -> None:
-    artifact = make_artifact()
-    assert estimates_of(artifact, "till")["decode"].value == 9.0
-    assert estimates_of(artifact, "till")["prefill"].value == 640.0
-    assert estimates_of(artifact, "till", 256)["prefill"].why == "no prompt of 256 tokens was estimated"
-    assert estimates_of(artifact, "pixel-8")["decode"].why == "there is no estimate for pixel-8"
-    assert imported_of(artifact, "till")["decode"].value == 8.0
-    assert imported_of(artifact, "till")["prefill"].why == "no prompt was imported"
-    assert imported_of(artifact, "pixel-8")["decode"].value is None

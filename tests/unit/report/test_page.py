@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from needle_export.report.elsewhere import EstimateParts, ImportedLatency, LatencyEstimate, PrefillEstimate
 from needle_export.report.page import prepare, render_page
-from needle_export.report.schema import Artifact, Report, load_report, parse_report
+from needle_export.report.schema import Report, load_report, parse_report
 from needle_export.report.view import STATUS
 from tests.support.pages import Page, longest_common_prompt, looked_up, made_up, reads_as
 from tests.support.reports import make_artifact, make_report, write_artifact
@@ -130,26 +131,14 @@ def test_measured_and_estimated_differ_in_form_and_in_words(several: list[tuple[
     assert "hollow" not in measured.split("<body>")[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Elsewhere(Artifact):
-    """An artifact with times of other machines beside its own."""
-
-    estimates: tuple[dict[str, Any], ...] = ()
-    imported: tuple[dict[str, Any], ...] = ()
-
-
 def elsewhere() -> Report:
-    estimate = {"kind": "estimated", "device": "phone", "name": "Imaginary Phone 3", "basis": "guess", "position": 256,
-                "decode_ms": 4.5, "parts": {"bytes": 3.0, "ops": 1.5},
-                "prefill": [{"tokens": 256, "ms": 300.0, "tokens_per_s": 853.3},
-                            {"tokens": 64, "ms": 75.0, "tokens_per_s": 853.3}]}
-    found = {"kind": "imported", "device": "Imaginary Phone 3", "format": "csv", "file": "times.csv",
-             "sha256": "d" * 64, "date": None, "phase": "decode", "tokens": 1, "ms": 5.25, "statistic": "median",
-             "runs": 50, "ms_min": None, "ms_max": None, "ms_std": None, "first_ms": 9.5, "load_ms": None, "threads": 4}
-    prompt = {**found, "phase": "prefill", "tokens": 64, "ms": 81.0, "first_ms": None}
-    own = {f.name: getattr(make_artifact(), f.name) for f in dataclasses.fields(Artifact)}
-    fields = {**own, "estimates": (estimate,), "imported": (found, prompt)}
-    return make_report(Elsewhere(**{f.name: fields[f.name] for f in dataclasses.fields(Elsewhere)}))
+    estimate = LatencyEstimate("estimated", "phone", "Imaginary Phone 3", "guess", 256, 4.5,
+                               EstimateParts(3.0, 0.0, 0.0, 1.5, 0.0),
+                               (PrefillEstimate(256, 300.0, 853.3), PrefillEstimate(64, 75.0, 853.3)))
+    found = ImportedLatency("imported", "Imaginary Phone 3", "csv", "times.csv", "d" * 64, None, "decode", 1, 5.25,
+                            "median", 50, None, None, None, 9.5, None, 4)
+    prompt = dataclasses.replace(found, phase="prefill", tokens=64, ms=81.0, first_ms=None)
+    return make_report(make_artifact(estimates=(estimate,), imported=(found, prompt)))
 
 
 def test_times_of_other_machines_stand_beside_and_say_what_they_are() -> None:
