@@ -20,7 +20,7 @@ TFLITE214_STAMP := $(TFLITE214)/.stamp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow lint type bench clean
+.PHONY: help setup demo train-demo test test-slow lint type bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print 
 	$(BIN)/needle-export sample $(DEMO)/small.safetensors --geometry small --layers 5
 	$(BIN)/needle-export build $(DEMO)/small.safetensors --target onnx --context 128 --out $(DEMO)/dist --quiet
 	$(BIN)/needle-export report $(DEMO)/dist
+
+train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (about half an hour)
+	$(BIN)/needle-export train-demo --out build/train-demo
 
 test: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests, without those marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

@@ -39,6 +39,7 @@ COMMANDS = {
     "schemes": "needle_export.cli.schemes",
     "cache": "needle_export.cli.cache",
     "devices": "needle_export.cli.devices",
+    "train-demo": "needle_export.cli.train_demo",
 }
 """Modules by command, in the order in which they are used; each has a ``command``."""
 

@@ -27,9 +27,13 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Taps = Callable[[Tensor, Tensor], Tensor]
 
 
-def param(value: Tensor) -> nn.Parameter:
-    """A float32 parameter of its own, never a view of the checkpoint."""
-    return nn.Parameter(value.to(torch.float32, copy=True), requires_grad=False)
+def param(value: Tensor) -> Tensor:
+    """A float32 parameter of its own, never a view of the checkpoint.
+
+    A tensor that gradients are to reach stays itself: who trains the model owns it, and holds it in the checkpoint's
+    layout.
+    """
+    return value if value.requires_grad else nn.Parameter(value.to(torch.float32, copy=True), requires_grad=False)
 
 
 class Norm(nn.Module):

@@ -60,7 +60,8 @@ class Needle(nn.Module):
 
     Args:
         geometry: the model's numbers.
-        tensors: upstream's flat tensor names, per-layer tensors stacked on axis 0; fp16 or fp32.
+        tensors: upstream's flat tensor names, per-layer tensors stacked on axis 0; fp16 or fp32. Torch tensors that
+            gradients are to reach are float32.
         permutations: the two permutations of the Monarch MLP, [N] int64 each.
     """
 
@@ -69,12 +70,13 @@ class Needle(nn.Module):
     def __init__(
         self,
         geometry: Geometry,
-        tensors: Mapping[str, np.ndarray],
+        tensors: Mapping[str, np.ndarray | Tensor],
         permutations: tuple[np.ndarray, np.ndarray],
     ) -> None:
         super().__init__()
         self.geometry = geometry
-        w = {k: torch.from_numpy(np.require(v, requirements=["C", "W"])) for k, v in tensors.items()}
+        w = {k: v if isinstance(v, Tensor) else torch.from_numpy(np.require(v, requirements=["C", "W"]))
+             for k, v in tensors.items()}
         perms = (torch.from_numpy(permutations[0]), torch.from_numpy(permutations[1]))
         self.embedding = param(w["embedding/embedding"])
         self.embed_scale = math.sqrt(geometry.d_model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = "assemble calibration estimates importing inspection loading plan provenance reuse runtimes timing"
+_NAMES = "assemble calibration demo estimates importing inspection loading plan provenance reuse runtimes timing"
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch"}
@@ -96,6 +96,6 @@ LOADED_LATE = frozenset(f"targets.{t}.{name}" for t, own in _OWN.items() for nam
 COMMON = ("base", "claims", "constants", "kernels", "matrices", "ports", "quiet", "views")
 
 #: Third parties by the packages that may import them at all.
-TORCH = frozenset({"model", "graph", "targets", "compile", "improvement", "weights"})
+TORCH = frozenset({"model", "graph", "targets", "compile", "demo", "improvement", "weights"})
 
 MAX_LINES = 400
