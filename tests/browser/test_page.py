@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from tests.support.reports import make_report
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
+
+    Visit = Callable[..., Tab]
 
 LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 WIDTHS = (360, 390, 720, 1100, 1440)
@@ -38,28 +40,38 @@ def place(reports: list[tuple[str, Report]], tmp_path_factory: pytest.TempPathFa
     return path
 
 
-@pytest.fixture(scope="module")
-def tab(chromium: Browser, place: Path) -> Iterator[Tab]:
-    """The page, with everything that it asked for or complained about in ``tab.told``."""
-    context = chromium.new_context(color_scheme="light", viewport={"width": 1440, "height": 900})
-    tab = context.new_page()
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(f"console: {message.text}"))
-    tab.on("pageerror", lambda error: told.append(f"error: {error}"))
-    tab.on("request", lambda asked: told.append(f"request: {asked.url}"))
-    tab.goto(place.as_uri())
-    tab.told = told  # type: ignore[attr-defined]
-    yield tab
-    context.close()
+@pytest.fixture
+def visit(chromium: Browser, place: Path) -> Iterator[Visit]:
+    """Opens the page in a window of its own, with what it asked for or complained about in ``tab.told``.
+
+    A window has its width, its scheme and its medium before the page is in it, and keeps them: Chromium (156 at least)
+    may leave a sheet that a script has changed under the media of before, and for good, if the window changes before
+    the next frame. Then ``innerWidth`` and ``matchMedia`` are right and what is drawn isn't.
+    """
+    contexts = []
+
+    def visit(width: int = 1440, scheme: str = "light", medium: str = "screen", page: Path = place) -> Tab:
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.emulate_media(media=medium, color_scheme=scheme)
+        told: list[str] = []
+        tab.on("console", lambda message: told.append(f"console: {message.text}"))
+        tab.on("pageerror", lambda error: told.append(f"error: {error}"))
+        tab.on("request", lambda asked: told.append(f"request: {asked.url}"))
+        tab.goto(page.as_uri())
+        tab.told = told  # type: ignore[attr-defined]
+        return tab
+
+    yield visit
+    for context in contexts:
+        context.close()
 
 
-def seen(tab: Tab, width: int) -> dict[str, Any]:
-    """What the page looks like in a window of this width."""
-    tab.set_viewport_size({"width": width, "height": 900})
-    # On a busy machine the window may follow later than the call returns; what is seen must be of this width.
-    tab.wait_for_function("width => innerWidth === width", arg=width, timeout=120_000)
-    tab.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+def seen(tab: Tab) -> dict[str, Any]:
+    """What the page looks like in its window."""
     found: dict[str, Any] = tab.evaluate(LOOK)
+    assert tab.viewport_size and found["window"] == tab.viewport_size["width"]
     return found
 
 
@@ -80,13 +92,14 @@ def test_the_formula_of_contrast() -> None:
     assert contrast([118, 118, 118], [255, 255, 255]) == pytest.approx(4.54, abs=0.01)
 
 
-def test_it_opens_without_an_error_and_asks_for_nothing(tab: Tab, place: Path) -> None:
+def test_it_opens_without_an_error_and_asks_for_nothing(visit: Visit, place: Path) -> None:
+    tab = visit()
     assert tab.told == [f"request: {place.as_uri()}"]  # type: ignore[attr-defined]
     assert tab.evaluate("getComputedStyle(document.body).fontSize") == "16px"  # the policy let the style in
 
 
-def test_its_numbers_are_the_reports(tab: Tab, reports: list[tuple[str, Report]]) -> None:
-    shown = tab.evaluate(
+def test_its_numbers_are_the_reports(visit: Visit, reports: list[tuple[str, Report]]) -> None:
+    shown = visit().evaluate(
         "[...document.querySelectorAll('[data-metric]')].map(e => [e.dataset.metric, e.dataset.value,"
         " Number(e.dataset.report), e.matches('.n') ? e.innerText.trim() : ''])")
     assert len(shown) > 500
@@ -134,10 +147,10 @@ def covered(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_is_legible(tab: Tab, width: int) -> None:
-    found = seen(tab, width)
+def test_it_is_legible(visit: Visit, width: int) -> None:
+    found = seen(visit(width))
     assert len(found["texts"]) > 500
-    assert found["width"] <= found["window"] == width
+    assert found["width"] <= width
     assert not illegible(found)
     assert not cut_off(found)
     assert not covered(found)
@@ -145,18 +158,17 @@ def test_it_is_legible(tab: Tab, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_it_is_legible_in_the_dark(tab: Tab, width: int) -> None:
-    tab.emulate_media(color_scheme="dark")
-    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    found = seen(tab, width)
-    tab.emulate_media(color_scheme="light")
-    assert paper == "rgb(17, 19, 23)"
+def test_it_is_legible_in_the_dark(visit: Visit, width: int) -> None:
+    tab = visit(width, "dark")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 19, 23)"
+    found = seen(tab)
     assert not illegible(found)
     assert found["marks"] and not [m for m in found["marks"] if contrast(m["color"], m["ground"]) < SHAPE]
 
 
-def test_a_text_that_is_cut_faint_or_covered_is_noticed(tab: Tab) -> None:
+def test_a_text_that_is_cut_faint_or_covered_is_noticed(visit: Visit) -> None:
     """The checks can fail."""
+    tab = visit(390)
     tab.evaluate("""() => {
         const made = document.createElement('section');
         made.id = 'spoilt';
@@ -167,20 +179,17 @@ def test_a_text_that_is_cut_faint_or_covered_is_noticed(tab: Tab) -> None:
         sheet.insertRule('#spoilt .b { margin-top: -24px }', sheet.cssRules.length);
         sheet.insertRule('#spoilt .c { white-space: nowrap; overflow-wrap: normal }', sheet.cssRules.length);
     }""")
-    try:
-        found = seen(tab, 390)
-    finally:
-        tab.evaluate("document.getElementById('spoilt').remove()")
+    found = seen(tab)
     assert found["width"] > 390
     assert [text for text, _ in illegible(found)] == ["faint", "faint"]
     assert cut_off(found) == ["wide" * 15]
     assert covered(found) == [("faint", "covering")]
 
 
-def test_everything_unfolds_and_is_legible_then(tab: Tab) -> None:
+def test_everything_unfolds_and_is_legible_then(visit: Visit) -> None:
+    tab = visit(360)
     tab.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-    found = seen(tab, 360)
-    tab.evaluate("document.querySelectorAll('details').forEach(e => e.open = false)")
+    found = seen(tab)
     assert len(found["texts"]) > 1000
     assert found["width"] <= 360
     assert not illegible(found)
@@ -188,30 +197,23 @@ def test_everything_unfolds_and_is_legible_then(tab: Tab) -> None:
     assert not covered(found)
 
 
-def test_on_paper_it_is_light_and_shows_what_is_unfolded(tab: Tab) -> None:
-    tab.emulate_media(media="print", color_scheme="dark")
+def test_on_paper_it_is_light_and_shows_what_is_unfolded(visit: Visit) -> None:
+    tab = visit(794, "dark", "print")  # A4 at 96 pixels an inch
     tab.evaluate("document.querySelector('details').open = true")
     paper, ink = tab.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
     heights = [e.evaluate("e => e.getBoundingClientRect().height") for e in tab.locator("details").all()[:2]]
-    found = seen(tab, 794)  # A4 at 96 pixels an inch
-    tab.evaluate("document.querySelector('details').open = false")
-    tab.emulate_media(media="screen", color_scheme="light")
+    found = seen(tab)
     assert (paper, ink) == ("rgb(255, 255, 255)", "rgb(27, 29, 34)")
     assert heights[0] > 100 > heights[1]
     assert found["width"] <= 794 and not illegible(found) and not covered(found)
 
 
-def test_one_artifact_alone(chromium: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [360, 1440])
+def test_one_artifact_alone(visit: Visit, width: int, tmp_path: Path) -> None:
     place = tmp_path / "one.html"
     place.write_text(render_page([("dist", make_report())]), encoding="utf-8")
-    context = chromium.new_context()
-    tab = context.new_page()
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(message.text))
-    tab.goto(place.as_uri())
-    looks = [seen(tab, width) for width in (360, 1440)]
-    context.close()
-    assert not told
-    for found in looks:
-        assert found["width"] <= found["window"]
-        assert not illegible(found) and not cut_off(found) and not covered(found)
+    tab = visit(width, page=place)
+    found = seen(tab)
+    assert tab.told == [f"request: {place.as_uri()}"]  # type: ignore[attr-defined]
+    assert found["width"] <= width
+    assert not illegible(found) and not cut_off(found) and not covered(found)
