@@ -116,7 +116,7 @@ def inspect(spec: str, *, bits: float = 4.0, heads: Sequence[tuple[int, int]] = 
     """Reads a checkpoint, a container, an adapter or a Core ML package and says what is in it.
 
     Args:
-        spec: a path, also of a folder that holds one Core ML package, or ``hf:<owner>/<repo>[/<file>]``.
+        spec: a path, also of a folder that holds one Core ML package, ``demo`` or ``hf:<owner>/<repo>[/<file>]``.
         bits: a width to compute sizes for, besides 16.
         heads: head widths (qk, v) to compute the cost of.
         context: tokens for the size of the caches.

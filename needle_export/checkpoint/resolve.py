@@ -1,4 +1,4 @@
-"""From what a user names to a file on this machine: a path, or a file in a Hugging Face repository."""
+"""From what a user names to a file on this machine: a path, the model that comes along, or a file on Hugging Face."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from needle_export.errors import BadInput, NeedleExportError, Unsupported, Usage
 DEFAULT_FILES = ("checkpoints/needle3.safetensors", "needle3.safetensors", "needle3.cact")
 """Where a repository keeps its checkpoint, tried in this order."""
 
+DEMO = "demo"
+"""The small model that comes along, unless the working folder has something of this name."""
+
+SURELY_DEMO = "demo:"
+"""The same, whatever the working folder has."""
+
+DEMO_FILE = "needle-demo.safetensors"
+"""The checkpoint in :func:`demo_folder`."""
+
 _PREFIX = "hf:"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -18,14 +27,18 @@ def resolve(spec: str) -> Path:
     """The local file of a CHECKPOINT argument.
 
     Args:
-        spec: a path, returned as it is, or ``hf:<owner>/<repo>[/<file>]``, downloaded or taken from the
-            cache by huggingface_hub, which honours ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_ENDPOINT``.
+        spec: a path, returned as it is; ``demo`` or ``demo:``; or ``hf:<owner>/<repo>[/<file>]``, downloaded or taken
+            from the cache by huggingface_hub, which honours ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_ENDPOINT``.
 
     Raises:
-        UsageError: when an ``hf:`` name isn't of that form.
-        BadInput: when the repository or the file doesn't exist, or needs a login.
+        UsageError: when an ``hf:`` or ``demo:`` name isn't of that form.
+        BadInput: when the repository or the file doesn't exist, or needs a login; when no model came along.
         Unsupported: when it isn't cached and can't be fetched now: offline mode, no network.
     """
+    if spec == SURELY_DEMO or (spec == DEMO and not Path(spec).exists()):
+        return demo_folder() / DEMO_FILE
+    if spec.startswith(SURELY_DEMO):
+        raise UsageError(f"{spec!r} names nothing", fix=f"the model that comes along is {SURELY_DEMO}")
     if not spec.startswith(_PREFIX):
         return Path(spec)
     parts = spec.removeprefix(_PREFIX).split("/")
@@ -46,6 +59,19 @@ def resolve(spec: str) -> Path:
                        fix="name the file: hf:<owner>/<repo>/<file>")
     assert first is not None
     raise first
+
+
+def demo_folder() -> Path:
+    """The folder of the model that comes along: its checkpoint, tokenizer, tools, held-out requests and card.
+
+    Raises:
+        BadInput: this installation has no such model.
+    """
+    folder = Path(__file__).parents[1] / "demo" / "model"
+    if not (folder / DEMO_FILE).is_file():
+        raise BadInput("this installation lacks the demonstration's model", where=str(folder / DEMO_FILE),
+                       fix="install the package whole, or name a checkpoint")
+    return folder
 
 
 def _fetch(spec: str, repo: str, name: str,

@@ -181,7 +181,7 @@ def program() -> None:
     """Turns Needle 3 checkpoints into verified, fused on-device models, and reports what they weigh and
     how fast they are.
 
-    CHECKPOINT is always a file or hf:<owner>/<repo>[/<file>].
+    CHECKPOINT is always a file, hf:<owner>/<repo>[/<file>], or demo, a small model that comes along.
     """
 
 

@@ -73,7 +73,7 @@ class BuildOptions:
     """One build.
 
     Attributes:
-        checkpoint: a path or ``hf:<owner>/<repo>[/<file>]``.
+        checkpoint: a path, ``demo`` or ``hf:<owner>/<repo>[/<file>]``.
         out: the folder to publish into.
         target: one of ``TARGETS``.
         layers: depth of the rung to build; None keeps the checkpoint's.

@@ -17,15 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from needle_export.checkpoint.resolve import resolve
-from needle_export.errors import UsageError
+from needle_export.checkpoint import resolve as module
+from needle_export.checkpoint.resolve import DEMO_FILE, resolve
+from needle_export.errors import BadInput, UsageError
 
 COMMIT = "a" * 40
 # The client waits between its retries, up to half a minute in all; its waiting isn't under test.
 SCRIPT = """
 import sys, time
 time.sleep = lambda seconds: None
-from needle_export.checkpoint.resolve import resolve
+from needle_export.checkpoint import resolve as module
+from needle_export.checkpoint.resolve import DEMO_FILE, resolve
 from needle_export.errors import NeedleExportError
 try:
     sys.stdout.write("path " + str(resolve(sys.argv[1])))
@@ -101,6 +103,27 @@ def ask(spec: str, endpoint: str, home: Path, **environment: str) -> str:
 def test_paths_are_left_alone() -> None:
     assert resolve("some/where.safetensors") == Path("some/where.safetensors")
     assert resolve("./hf:odd") == Path("./hf:odd")
+
+
+def test_the_model_that_comes_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, work = tmp_path / "package", tmp_path / "work"
+    model = package / "demo" / "model" / DEMO_FILE
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(module, "__file__", str(package / "checkpoint" / "resolve.py"))
+    with pytest.raises(BadInput, match=r"lacks the demonstration's model; install the package whole") as missing:
+        resolve("demo")
+    assert missing.value.where == str(model)
+    model.parent.mkdir(parents=True)
+    model.touch()
+    assert resolve("demo") == resolve("demo:") == model
+    # What the user has wins, and the other name goes past it; of ours there is one.
+    for own in (work / "demo").mkdir, (work / "demo").rmdir, (work / "demo").touch:
+        own()
+        assert resolve("demo") == (Path("demo") if (work / "demo").exists() else model)
+        assert resolve("demo:") == model and resolve("./demo") == Path("demo")
+    with pytest.raises(UsageError, match="'demo:small' names nothing"):
+        resolve("demo:small")
 
 
 @pytest.mark.parametrize("spec", ["hf:", "hf:x", "hf:/x", "hf:x/", "hf:a/b/", "hf:a/../c", "hf:a/b/../c",
