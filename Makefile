@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 QUIET ?= --quiet
-# Processes that the tests are shared out to, file by file; each may take some 3 GB.
+# Processes that the tests are shared out to, file by file as tests/conftest.py orders them; each may take some 3 GB.
 WORKERS ?= 2
 DEMO := build/demo
 
@@ -39,7 +39,7 @@ train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (a
 	$(BIN)/needle-export train-demo --out build/train-demo
 
 test: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests, without those marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+
+import pytest
 
 
 def pytest_configure() -> None:
@@ -21,3 +24,18 @@ def pytest_configure() -> None:
 
     logging.getLogger("torch.__trace").disabled = True
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of published models first: each takes minutes, and last of all it would run while other workers idle."""
+    others = {item.path for item in items if item.get_closest_marker("published") is None}
+    items.sort(key=lambda item: item.path in others)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_exports() -> Iterator[None]:
+    """One export for all builds of a process that would make the same; tests/support/traces.py says why it may be."""
+    from tests.support.traces import shared
+
+    with shared():
+        yield

@@ -24,7 +24,9 @@ from needle_export import pipeline
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
 from needle_export.config.rules import Rule
+from needle_export.measure import packing
 from needle_export.measure.latency import peak_rss
+packing.LEVEL = 0  # deflating random numbers takes as long as some builds, and no promise here is about it
 changes = {"buckets": tuple(found)} if (found := json.loads(sys.argv[6])) else {}
 changes["rules"] = tuple(map(Rule.parse, sys.argv[7:]))
 options = BuildOptions(
