@@ -1,6 +1,6 @@
 """A small trained Needle that ships with the package: its files, and how they were made.
 
-``files()`` needs nothing; everything else here trains the model and needs torch and sentencepiece.
+``files()`` says where they lie; everything else here trains the model and needs torch and sentencepiece.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from needle_export.checkpoint.resolve import DEMO_FILE, demo_folder
 from needle_export.errors import BadInput
 
-CHECKPOINT, TOKENIZER, TOOLS = "needle-demo.safetensors", "tokenizer.model", "tools.json"
+CHECKPOINT, TOKENIZER, TOOLS = DEMO_FILE, "tokenizer.model", "tools.json"
 HELDOUT, CARD = "heldout.jsonl", "MODEL_CARD.md"
 
 
@@ -31,8 +32,8 @@ def files() -> Files:
     Raises:
         BadInput: one is missing, so that the installation is incomplete.
     """
-    folder = Path(__file__).parent / "model"
-    for name in (CHECKPOINT, TOKENIZER, TOOLS, HELDOUT, CARD):
+    folder = demo_folder()
+    for name in (TOKENIZER, TOOLS, HELDOUT, CARD):
         if not (folder / name).is_file():
             raise BadInput("this file of the demo model is missing", where=str(folder / name),
                            fix="install needle-export again, or make it with: make train-demo")
