@@ -1,4 +1,4 @@
-"""The tokenizer dump that a container carries: a SentencePiece BPE model as one table.
+"""A SentencePiece BPE model as one table, and the dump of it that a container carries.
 
 Layout (the public cactus-needle package, ``needle.model.export``): u32 number of pieces, u32 pad, eos, bos
 and unk ids, u8 add_dummy_prefix, u8 byte_fallback, u16 padding; then for each piece f32 score, u8 type,
@@ -15,6 +15,9 @@ from needle_export.errors import BadInput
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = range(5)
 
+#: What SentencePiece writes for an unknown token unless a model says otherwise.
+UNKNOWN_TEXT = " \u2047 "
+
 _HEADER = struct.Struct("<IIIIIBBH")
 _PIECE = struct.Struct("<fBH")
 _FIX = "fetch the file again, it is damaged or cut off"
@@ -24,7 +27,8 @@ _FIX = "fetch the file again, it is damaged or cut off"
 class TokenizerTable:
     """Pieces by token id, their merge scores and kinds, and the ids with a meaning of their own.
 
-    ``types`` holds NORMAL, UNKNOWN, CONTROL, USER_DEFINED or BYTE for each piece.
+    ``types`` holds NORMAL, UNKNOWN, CONTROL, USER_DEFINED or BYTE for each piece. A dump has no room for the last two
+    fields; what it leaves out is SentencePiece's default for the text of an unknown token, and no removal of spaces.
     """
 
     pieces: tuple[str, ...]
@@ -36,6 +40,8 @@ class TokenizerTable:
     unk_id: int
     add_dummy_prefix: bool
     byte_fallback: bool
+    remove_extra_whitespaces: bool = False
+    unknown_text: str = UNKNOWN_TEXT
 
 
 def parse_tokenizer(blob: bytes) -> TokenizerTable:
@@ -78,6 +84,15 @@ def parse_tokenizer(blob: bytes) -> TokenizerTable:
         raise _error(f"{len(blob) - position} bytes follow its last piece")
     return TokenizerTable(tuple(pieces), tuple(scores), tuple(types), pad, eos, bos, unk, bool(dummy),
                           bool(fallback))
+
+
+def is_dump(data: bytes) -> bool:
+    """Whether bytes begin like a dump: a number of pieces that they could hold, ids among them, two switches."""
+    if len(data) < _HEADER.size:
+        return False
+    count, *ids, dummy, fallback, _ = _HEADER.unpack_from(data)
+    fits = 1 <= count <= (len(data) - _HEADER.size) // _PIECE.size
+    return fits and all(i < count for i in ids) and dummy <= 1 and fallback <= 1
 
 
 def _surface(index: int, kind: int, surface: bytes) -> str:
