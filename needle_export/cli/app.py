@@ -32,6 +32,7 @@ COMMANDS = {
     "calibrate": "needle_export.cli.calibrate",
     "import-latency": "needle_export.cli.import_latency",
     "eval": "needle_export.cli.evaluate",
+    "run": "needle_export.cli.run",
     "report": "needle_export.cli.report",
     "compare": "needle_export.cli.compare",
     "check": "needle_export.cli.check",

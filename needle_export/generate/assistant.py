@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.generate.calls import Call
+from needle_export.errors import UsageError
+from needle_export.generate.calls import Call, parse_calls
+from needle_export.generate.constraint import Constraint, Grammar, Tokenizer, need_marker
+from needle_export.generate.grammar import compile_grammar
+from needle_export.generate.prompt import IM_END, compact, render
 from needle_export.generate.schemas import Tool
 
 
@@ -25,39 +30,20 @@ class Runner(Protocol):
         """Append tokens [T]; logits [T, V]."""
 
 
-class Tokenizer(Protocol):
-    """What is needed of a tokenizer; ``checkpoint.text`` has one."""
-
-    bos_id: int
-    eos_id: int
-    vocab_size: int
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, none for its beginning or end."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text; empty for control pieces."""
-
-    def marker(self, text: str) -> int | None:
-        """The token of a marker such as ``<tool_call>``."""
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a model answered.
 
     Attributes:
-        tokens: as generated, without the one that ends them.
+        tokens: as generated, without ``<|im_end|>``.
         text: of the tokens, markers included.
         calls: in it; () where it calls nothing, None where the text isn't calls.
         finished: whether it ended by itself, not by a limit.
-        prompt_tokens: how many there were.
+        prompt_tokens: how many there were, that of the beginning included.
         first_token_s: seconds until the first token was known, the prompt read.
         decode_s: seconds for all further tokens.
         problem: why there are no calls, or why they aren't valid ones of these tools; empty where they are.
+        steps: decode steps that ``decode_s`` is for.
     """
 
     tokens: tuple[int, ...]
@@ -68,6 +54,12 @@ class Answer:
     first_token_s: float
     decode_s: float
     problem: str = ""
+    steps: int = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode steps a second; None where there was none."""
+        return self.steps / self.decode_s if self.steps and self.decode_s > 0 else None
 
 
 class Assistant:
@@ -80,6 +72,10 @@ class Assistant:
         system: instructions in front, or empty.
         constrained: whether only valid calls may be answered.
         max_new_tokens: at most so many tokens are generated.
+        max_calls: at most so many in an answer; None, any number.
+
+    Attributes:
+        automaton: of valid calls, with its notes.
 
     Raises:
         BadInput: as :func:`needle_export.generate.grammar.compile_grammar`, or the tokenizer lacks a marker.
@@ -94,13 +90,78 @@ class Assistant:
         system: str = "",
         constrained: bool = True,
         max_new_tokens: int = 256,
+        max_calls: int | None = None,
     ) -> None:
-        raise NotImplementedError
+        if max_new_tokens < 1:
+            raise UsageError("an answer has at least one token", where="max_new_tokens")
+        self._runner, self._tokenizer = runner, tokenizer
+        self._tools, self._system = tuple(tools), system
+        self._limit = max_new_tokens
+        self._end = need_marker(tokenizer, IM_END)
+        self.automaton = compile_grammar(self._tools, max_calls=max_calls)
+        self._grammar = Grammar(self.automaton, tokenizer) if constrained else None
 
     def ask(self, query: str) -> Answer:
-        """Answer one request.
+        """Answer one request: the whole prompt in one call of ``feed``, then single tokens.
 
         Raises:
             UsageError: the prompt leaves no room in the context.
         """
-        raise NotImplementedError
+        begin = time.perf_counter()
+        prompt = [self._tokenizer.bos_id, *self._tokenizer.encode(render(query, self._tools, self._system))]
+        if len(prompt) >= self._runner.context:
+            raise UsageError(
+                f"the prompt has {len(prompt)} tokens, and the context holds {self._runner.context}",
+                fix="give fewer tools or a shorter request, or build with a larger --context",
+            )
+        self._runner.reset()
+        logits = self._runner.feed(np.array(prompt, np.int64))[-1]
+        constraint = None if self._grammar is None else Constraint(self._grammar)
+        tokens: list[int] = []
+        # The last token is known without a place of its own in the context.
+        limit = min(self._limit, self._runner.context - len(prompt) + 1)
+        first = 0.0
+        ended = False
+        while True:
+            token = self._choose(logits, constraint)
+            if not first:
+                first = time.perf_counter()
+            if constraint is None and token in (self._end, self._tokenizer.eos_id):
+                ended = True
+                break
+            tokens.append(token)
+            if constraint is not None:
+                constraint.push(token)
+                if constraint.done:  # only <|im_end|> could follow
+                    ended = True
+                    break
+            if len(tokens) == limit:
+                break
+            logits = self._runner.feed(np.array([token], np.int64))[-1]
+        took = time.perf_counter() - first
+        steps = len(tokens) - 1 + (ended and constraint is None)
+        return self._answer(tokens, ended, len(prompt), first - begin, took, steps)
+
+    def _choose(self, logits: NDArray[np.float32], constraint: Constraint | None) -> int:
+        if constraint is None:
+            return int(logits.argmax())
+        # The model may have rows for more tokens than the tokenizer has pieces, or for fewer.
+        mask = constraint.admitted()[: len(logits)]
+        return int(np.where(mask, logits[: len(mask)], -np.inf).argmax())
+
+    def _answer(
+        self, tokens: list[int], ended: bool, prompt: int, first: float, took: float, steps: int
+    ) -> Answer:
+        known = [token for token in tokens if token < self._tokenizer.vocab_size]
+        text = self._tokenizer.decode(known)
+        calls = parse_calls(text) if ended else None
+        problem = ""
+        if not ended:
+            problem = "it didn't end within the limit of tokens"
+        elif len(known) < len(tokens):
+            calls, problem = None, "it has tokens that the tokenizer doesn't know"
+        elif calls is None:
+            problem = "it isn't calls"
+        elif not self.automaton.accepts(compact([asdict(call) for call in calls]).encode("utf-8", "replace")):
+            problem = "they aren't valid calls of these tools"
+        return Answer(tuple(tokens), text, calls, ended, prompt, first, took, problem, steps)

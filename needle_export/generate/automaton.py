@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,23 @@ class Automaton:
     notes: tuple[str, ...] = ()
 
     def step(self, state: int, data: bytes) -> int | None:
-        """The state after some bytes, or None where the automaton admits none of them there."""
-        raise NotImplementedError
+        """The state after some bytes, or None where the automaton doesn't admit them there."""
+        for byte in data:
+            edges = self.edges[state]
+            at = bisect_right(edges, (byte, 256, 0)) - 1
+            if at < 0 or edges[at][1] < byte:
+                return None
+            state = edges[at][2]
+        return state
 
     def accepts(self, data: bytes) -> bool:
         """Whether a whole text is admitted."""
-        raise NotImplementedError
+        return self.step(0, data) in self.accept
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: ``{"start": 0, "accept": [states], "edges": [[[lo, hi, target], ..] for each state]}``."""
-        raise NotImplementedError
+        return {
+            "start": 0,
+            "accept": sorted(self.accept),
+            "edges": [[list(edge) for edge in edges] for edges in self.edges],
+        }

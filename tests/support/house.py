@@ -5,10 +5,12 @@ tests/test_house.py enforces them. A new exception belongs here, with its reason
 
 from __future__ import annotations
 
-STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle"})
+STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle",
+                    "generate"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = "assemble calibration demo estimates importing inspection loading plan provenance reuse runtimes timing"
+_NAMES = """answering assemble calibration demo estimates importing inspection loading plan provenance reuse runtimes
+            timing"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch"}
@@ -59,6 +61,7 @@ DIRECT = {
     ("cli.shared", "bundle.publish"): "finishing an interrupted exchange before a folder is read",
     ("cli.import_latency", "measure.readings"): "the names of the formats that it takes",
     ("cli.bench", "measure.adb"): "where benchmark_model lies unless somebody says so",
+    ("cli.run", "generate.prompt"): "writing arguments as answers write them",
     ("cli.sample", "checkpoint"): "the two geometries by name, and writing a random checkpoint",
     ("cli.output", "checkpoint.files"): "writing a file whole or not at all",
 }

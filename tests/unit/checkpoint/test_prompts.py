@@ -41,9 +41,9 @@ def test_tokens_and_text(tmp_path: Path) -> None:
 
 def test_text_without_bytes_to_fall_back_to(tmp_path: Path) -> None:
     path = write(tmp_path, '{"text": "a X"}')
-    assert read_prompts(path, SMALL, blob(*PIECES, fallback=False))[0].tolist() == [5, 0, 0]
+    assert read_prompts(path, SMALL, blob(*PIECES, fallback=False))[0].tolist() == [5, 0]
     table = blob(*PIECES, ("\u2581a", 0), dummy=True, fallback=False)
-    assert read_prompts(path, SMALL, table)[0].tolist() == [9, 0, 0]
+    assert read_prompts(path, SMALL, table)[0].tolist() == [9, 0]
 
 
 @pytest.mark.parametrize(

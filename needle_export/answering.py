@@ -1,0 +1,157 @@
+"""A published build that answers requests: its artifact in its runtime, its tokenizer, and tools from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from needle_export.checkpoint.files import map_file
+from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.config.progress import Progress
+from needle_export.errors import BadInput, UsageError
+from needle_export.generate.assistant import Answer, Assistant
+from needle_export.generate.calls import Call
+from needle_export.generate.schemas import Tool, read_tools
+from needle_export.report.schema import load_report
+from needle_export.targets import find_target
+
+#: The tokenizer's file beside a build.
+TOKENIZER_NAME = "tokenizer.model"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A request and what became of it.
+
+    Attributes:
+        query: as it was asked.
+        answer: of the model.
+        valid: whether the answer is valid calls of the tools, none included.
+        problem: why not, or empty.
+        calls: that were made; none where there are no valid ones.
+        tokens: generated.
+        tokens_per_s: of decoding; None where no step was timed.
+    """
+
+    query: str
+    answer: str
+    valid: bool
+    problem: str
+    calls: tuple[Call, ...]
+    finished: bool
+    prompt_tokens: int
+    tokens: int
+    first_token_ms: float
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Session:
+    """What ``run`` tells: where it ran, under which rules, and every answer.
+
+    Attributes:
+        target, runtime, weights: of the artifact.
+        evaluator: whether the runtime is an evaluator of ours, whose speed says nothing about a device.
+        constrained: whether only valid calls could be answered.
+        notes: what of the tools' schemas the grammar doesn't enforce.
+    """
+
+    target: str
+    runtime: str
+    weights: str
+    evaluator: bool
+    threads: int
+    constrained: bool
+    notes: tuple[str, ...]
+    answers: tuple[Answered, ...]
+
+
+def load_tools(path: Path) -> tuple[Tool, ...]:
+    """Tools from a JSON file.
+
+    Raises:
+        BadInput: naming the file: it can't be read, it isn't JSON, or a tool isn't right.
+    """
+    data = map_file(path).tobytes()
+    try:
+        value: Any = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadInput("this isn't UTF-8 text", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"this isn't JSON ({error})", where=str(path)) from None
+    try:
+        return read_tools(value)
+    except BadInput as error:
+        raise BadInput(error.what, where=f"{path}: {error.where}", fix=error.fix) from None
+
+
+def tokenizer_of(dist: Path, file: Path | None = None) -> Tokenizer:
+    """The tokenizer of a published build: a file that is given, or the one beside it.
+
+    Raises:
+        BadInput: it can't be read, or there is none.
+    """
+    if file is None:
+        file = dist / TOKENIZER_NAME
+        if not file.is_file():
+            raise BadInput("no tokenizer lies beside this build", where=str(dist),
+                           fix="give --tokenizer FILE, or put the model's tokenizer.model into the folder")
+    return load_tokenizer(file)
+
+
+def answer(
+    dist: Path,
+    queries: Sequence[str],
+    tools: Sequence[Tool],
+    *,
+    tokenizer: Path | None = None,
+    system: str = "",
+    constrained: bool = True,
+    max_new_tokens: int = 256,
+    max_calls: int | None = None,
+    threads: int = 1,
+    progress: Progress,
+) -> Session:
+    """Ask a published build, in its runtime, one request after another.
+
+    Args:
+        tokenizer: its file, or None for the one beside the build.
+        max_calls: at most so many in an answer; None, any number.
+
+    Raises:
+        BadInput: the folder, the tokenizer or a schema isn't right.
+        UsageError: a prompt leaves no room in the context.
+    """
+    report = load_report(dist)
+    if len(report.artifacts) != 1:
+        raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
+    artifact = report.artifacts[0]
+    words = tokenizer_of(dist, tokenizer)
+    if words.vocab_size > (size := report.checkpoint.geometry["vocab_size"]):
+        raise BadInput(f"the tokenizer has {words.vocab_size} pieces, and the model knows {size} tokens",
+                       where=str(tokenizer or dist), fix="give the tokenizer that the model was trained with")
+    target = find_target(artifact.target)
+    runner = target.open(dist, threads=threads)
+    assistant = Assistant(runner, words, tools, system=system, constrained=constrained, max_new_tokens=max_new_tokens,
+                          max_calls=max_calls)
+    answers = []
+    with progress.stage("answer", len(queries)) as task:
+        for query in queries:
+            answers.append(_answered(query, assistant.ask(query)))
+            task.advance()
+    return Session(
+        artifact.target, target.runtime, artifact.weights, target.status == "verified-by-evaluator", threads,
+        constrained, assistant.automaton.notes, tuple(answers),
+    )  # fmt: skip
+
+
+def _answered(query: str, found: Answer) -> Answered:
+    valid = not found.problem
+    calls = found.calls if valid and found.calls is not None else ()
+    return Answered(
+        query, found.text, valid, found.problem, calls, found.finished, found.prompt_tokens, len(found.tokens),
+        found.first_token_s * 1e3, found.tokens_per_s,
+    )  # fmt: skip
