@@ -277,7 +277,7 @@ def _recorded_option(report: Report, key: str) -> Any:
     return report.options[key]
 
 
-def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
+def logits(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
     """The artifact's own logits for tokens [T]: prefill, and decode for the last up to 64. [T, V]."""
     report = load_report(dist)
     if len(report.artifacts) != 1:
@@ -287,7 +287,7 @@ def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArr
     runner = find_target(report.artifacts[0].target).open(dist)
     forced = min(parity.STEPS, len(tokens) // 2)
     parts = []
-    with progress.stage("evaluate", len(tokens)) as task:
+    with progress.stage("compute logits", len(tokens)) as task:
         for start in range(0, len(tokens) - forced, runner.max_chunk):
             chunk = tokens[start : min(start + runner.max_chunk, len(tokens) - forced)]
             parts.append(runner.feed(chunk))

@@ -212,7 +212,7 @@ def test_evaluate_gives_the_references_logits(checkpoint, published):
     ids = np.random.default_rng(1).integers(1, GEOMETRY.vocab_size, 48)
     with torch.inference_mode():
         expected = net(torch.from_numpy(ids).unsqueeze(0))[0].numpy()
-    got = pipeline.evaluate(published[0], ids, QUIET)
+    got = pipeline.logits(published[0], ids, QUIET)
     assert got.shape == expected.shape and np.abs(got - expected).max() < 1e-5
 
 
@@ -245,7 +245,7 @@ def test_a_rung_is_the_sliced_model(checkpoint, tmp_path):
     ids = np.random.default_rng(1).integers(1, GEOMETRY.vocab_size, 20)
     with torch.inference_mode():
         expected = net(torch.from_numpy(ids).unsqueeze(0))[0].numpy()
-    assert np.abs(pipeline.evaluate(tmp_path / "dist", ids, QUIET) - expected).max() < 1e-5
+    assert np.abs(pipeline.logits(tmp_path / "dist", ids, QUIET) - expected).max() < 1e-5
 
 
 def test_halves_of_a_float_checkpoint_are_rounded_in_the_reference_too(tmp_path):

@@ -131,7 +131,7 @@ def test_functions_and_runtimes(weights, system, packages):
 def test_evaluate_gives_the_references_logits(weights, system, packages, net):
     out, report = packages.get(weights, os=system)
     ids = some_ids(CONTEXT)
-    expected, got = logits(net, ids), pipeline.evaluate(out, ids, QUIET)
+    expected, got = logits(net, ids), pipeline.logits(out, ids, QUIET)
     deviation = np.abs(got - expected).max()
     if weights == "fp32":
         assert deviation < 1e-5

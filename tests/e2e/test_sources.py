@@ -46,7 +46,7 @@ def test_a_container(weights, tmp_path):
     assert report.checkpoint.format == "cact" and report.checkpoint.layers == 3
     ids = np.random.default_rng(0).integers(1, GEOMETRY.vocab_size, 24)
     expected = logits(slice_ladder(read_checkpoint(path), 3), ids)
-    got = pipeline.evaluate(tmp_path / "dist", ids, QUIET)
+    got = pipeline.logits(tmp_path / "dist", ids, QUIET)
     loss = report.artifacts[0].parity["scheme_loss"]
     if weights == "fp32":
         assert loss is None
@@ -74,7 +74,7 @@ def test_an_adapter_and_a_rung(tmp_path):
     ids = np.random.default_rng(0).integers(1, GEOMETRY.vocab_size, 24)
     base = read_checkpoint(path)
     expected = logits(slice_ladder(merge_lora(base, read_adapter(adapter)), 2), ids)
-    got = pipeline.evaluate(tmp_path / "dist", ids, QUIET)
+    got = pipeline.logits(tmp_path / "dist", ids, QUIET)
     assert np.abs(got - expected).max() < 1e-5
     assert np.abs(got - logits(slice_ladder(base, 2), ids)).max() > 1e-2
 

@@ -212,12 +212,12 @@ def test_verify_runs_the_artifact_and_trusts_no_hash(weights, builds, tmp_path):
 def test_evaluate_gives_the_references_logits(builds):
     ids = some_ids(CONTEXT)
     expected = logits(read_checkpoint(builds.checkpoint), ids)
-    got = pipeline.evaluate(builds["fp32"][0], ids, QUIET)
+    got = pipeline.logits(builds["fp32"][0], ids, QUIET)
     assert got.shape == expected.shape and np.abs(got - expected).max() < 1e-5
     # Halves of a checkpoint of halves are its own values; int8 are others.
-    assert np.abs(pipeline.evaluate(builds["fp16"][0], ids, QUIET) - expected).max() < 1e-5
+    assert np.abs(pipeline.logits(builds["fp16"][0], ids, QUIET) - expected).max() < 1e-5
     loss = builds["int8"][1].artifacts[0].parity["scheme_loss"]["max_abs"]
-    assert 1e-3 < np.abs(pipeline.evaluate(builds["int8"][0], ids, QUIET) - expected).max() < 3 * loss
+    assert 1e-3 < np.abs(pipeline.logits(builds["int8"][0], ids, QUIET) - expected).max() < 3 * loss
 
 
 def test_bench_measures_and_says_how(builds):
@@ -253,7 +253,7 @@ def test_an_adapter_and_a_rung(builds, tmp_path):
     assert any("dropped" in note for note in report.artifacts[0].notes)
     ids = some_ids(CONTEXT)
     expected = logits(slice_ladder(merge_lora(base, read_adapter(adapter)), 3), ids)
-    got = pipeline.evaluate(out, ids, QUIET)
+    got = pipeline.logits(out, ids, QUIET)
     assert np.abs(got - expected).max() < 1e-5
     assert np.abs(got - logits(slice_ladder(base, 3), ids)).max() > 1e-2
     with pytest.raises(UsageError, match="adapter"):
@@ -269,7 +269,7 @@ def test_a_container(weights, tmp_path):
     assert report.checkpoint.format == "cact" and report.checkpoint.layers == 3
     ids = some_ids(24)
     expected = logits(slice_ladder(read_checkpoint(path), 3), ids)
-    deviation = np.abs(pipeline.evaluate(out, ids, QUIET) - expected).max()
+    deviation = np.abs(pipeline.logits(out, ids, QUIET) - expected).max()
     loss = report.artifacts[0].parity["scheme_loss"]
     if weights == "fp32":
         assert loss is None and deviation < 1e-5

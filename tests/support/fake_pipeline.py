@@ -112,8 +112,8 @@ def bench(
     return dataclasses.replace(load_report(dist))
 
 
-def evaluate(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
-    CALLS.append(("evaluate", {"dist": dist, "tokens": tokens}))
+def logits(dist: Path, tokens: NDArray[np.int64], progress: Progress) -> NDArray[np.float32]:
+    CALLS.append(("logits", {"dist": dist, "tokens": tokens}))
     _behave(progress)
     return tokens.astype(np.float32)[:, None] + np.arange(5, dtype=np.float32)
 

@@ -57,7 +57,7 @@ SHARED = {
 #: Stages that commands call without the pipeline, because one function of one stage is all they do.
 DIRECT = {
     ("cli", "report"): "showing a report",
-    ("cli.evaluate", "bundle.arrays"): "reading ids and writing logits",
+    ("cli.eval", "bundle.arrays"): "reading ids and writing logits",
     ("cli.shared", "bundle.publish"): "finishing an interrupted exchange before a folder is read",
     ("cli.import_latency", "measure.readings"): "the names of the formats that it takes",
     ("cli.bench", "measure.adb"): "where benchmark_model lies unless somebody says so",

@@ -30,7 +30,7 @@ def command(folder: Path, tokens: Path, out: Path, as_json: bool) -> None:
 
     ids = read_tokens(tokens, load_report(folder))
     with progress_of(silent=as_json) as progress:
-        logits = pipeline.evaluate(folder, ids, progress)
+        logits = pipeline.logits(folder, ids, progress)
     write_array(out, logits)
     steps, words = logits.shape
     emit(to_json({"path": str(out), "shape": [steps, words]}) if as_json else
