@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": "needle_export.cli.bench",
     "calibrate": "needle_export.cli.calibrate",
     "import-latency": "needle_export.cli.import_latency",
+    "evaluate": "needle_export.cli.evaluate",
     "eval": "needle_export.cli.eval",
     "run": "needle_export.cli.run",
     "report": "needle_export.cli.report",

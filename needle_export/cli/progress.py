@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Task as Shown
+from rich.text import Text
 
 from needle_export.config.progress import Task
 
@@ -22,7 +25,7 @@ class RichProgress:
     def __init__(self, console: Console | None = None, delay_s: float = DELAY_S) -> None:
         self._bars = Progress(
             SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(),
-            TimeElapsedColumn(), console=console or Console(stderr=True), transient=True)
+            TimeElapsedColumn(), _Left(), console=console or Console(stderr=True), transient=True)
         self._timer = threading.Timer(delay_s, self._show)
         self._timer.daemon = True
         self._lock = threading.Lock()
@@ -53,6 +56,19 @@ class RichProgress:
             yield _RichTask(self._bars, task)
         finally:
             self._bars.remove_task(task)
+
+
+class _Left(TimeElapsedColumn):
+    """How much of a stage is done and how long the rest will take, of those that are told."""
+
+    def render(self, task: Shown) -> Text:
+        """``120 of 500, 0:00:41 left``, or nothing."""
+        if task.total is None:
+            return Text("")
+        done = f"{task.completed:.0f} of {task.total:.0f}"
+        if task.time_remaining is None or task.finished:
+            return Text(done)
+        return Text(f"{done}, {timedelta(seconds=int(task.time_remaining))} left")
 
 
 class _RichTask:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from needle_export.config.metrics import BY_NAME, LATENCIES, Metric, Unit
+from needle_export.config.metrics import ANSWERS, BY_NAME, LATENCIES, Metric, Unit
 from needle_export.config.options import TARGETS
 from needle_export.config.strict import Strict, read_toml
 from needle_export.config.units import quantity
@@ -77,6 +77,8 @@ class Budget(Strict):
             is relative to a baseline.
         target, weights, role, device: what it is about; None is any. In ``weights`` a ``*`` stands for anything.
         prompt: length of the prompt that prefill is told for, in tokens; None takes the longest measured.
+        data: name of the file of queries that answers are of; None is the only one that there is.
+        unconstrained: whether answers are those without the grammar.
         estimated: whether an estimated latency may decide.
         optional: whether it may match nothing, or meet a figure that wasn't measured, without failing.
     """
@@ -89,6 +91,8 @@ class Budget(Strict):
     role: str | None = None
     device: str | None = None
     prompt: Annotated[int, pydantic.Field(gt=0)] | None = None
+    data: str | None = None
+    unconstrained: bool = False
     estimated: bool = False
     optional: bool = False
 
@@ -110,6 +114,8 @@ class Budget(Strict):
             raise ValueError(f"only size is known by role, not {self.metric}")
         if self.prompt is not None and self.metric != "prefill":
             raise ValueError(f"a prompt belongs to prefill, not to {self.metric}")
+        if (self.data is not None or self.unconstrained) and self.metric not in ANSWERS:
+            raise ValueError(f"only answers are of data, not {self.metric}")
         if self.estimated and self.metric not in LATENCIES:
             raise ValueError(f"only {' and '.join(LATENCIES)} can be estimated, not {self.metric}")
         _ = self.bound
@@ -142,7 +148,9 @@ class Budget(Strict):
         of = f" of {self.role}" if self.role else f" of {self.prompt} tokens" if self.prompt else ""
         which = " ".join(part for part in (self.target, self.weights) if part)
         on = f"on {self.device}" if self.device else ""
-        about = "".join(f", {part}" for part in (which, on) if part)
+        of_data = " ".join(part for part in (f"on {self.data}" if self.data else "",
+                                             "without the grammar" if self.unconstrained else "") if part)
+        about = "".join(f", {part}" for part in (which, on, of_data) if part)
         return f"{self.metric}{of}{about}: {'at most' if self.upper else 'at least'} {self.bound.text}"
 
 

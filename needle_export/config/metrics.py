@@ -48,6 +48,14 @@ METRICS = (
            "scheme to artifact: largest difference of a logit from the reference of the same numbers"),
     Metric("artifact_kl", "export KL", "nats", False,
            "scheme to artifact: mean divergence of the predictions from the reference of the same numbers"),
+    Metric("exact_call_accuracy", "exact calls", "share", True,
+           "queries answered with exactly the right calls, in order, arguments equal; within the grammar"),
+    Metric("nothing_precision", "nothing: precision", "share", True,
+           "of answers that call nothing, those to queries that call for nothing"),
+    Metric("nothing_recall", "nothing: recall", "share", True,
+           "of queries that call for nothing, those answered so"),
+    Metric("reference_agreement", "as reference", "share", True,
+           "float reference to artifact: queries that both answer with the same calls"),
 )
 """Every figure, in the order in which tables show them."""
 
@@ -55,6 +63,9 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 
 MEMORY = ("load_rss", "load_rss_all", "runtime_rss")
 """Figures of processes that were measured."""
+
+ANSWERS = ("exact_call_accuracy", "nothing_precision", "nothing_recall", "reference_agreement")
+"""Figures of answers to a file of queries, which ``needle-export evaluate`` counts."""
 
 LATENCIES = ("decode", "prefill")
 """Figures that a device has, and not the artifact alone: they can be estimated or imported for one."""

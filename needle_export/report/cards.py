@@ -8,7 +8,7 @@ from typing import Any
 
 from needle_export.config.metrics import LATENCIES, METRICS
 from needle_export.report.areas import Map, Role, maps, parts_of
-from needle_export.report.cited import Citation, Number, number
+from needle_export.report.cited import Citation, Number, number, share
 from needle_export.report.comparison import Row
 from needle_export.report.drawings import shape_of
 from needle_export.report.schema import Artifact, LeftUnfused, Status
@@ -88,6 +88,7 @@ class Card:
         shape: class of its target.
         grade: class of its status.
         tiles: figures, the first ones those that matter most.
+        answers: evaluations, each with the words of what it is of.
         facts: the comparison with the reference, a label and a phrase each.
         runtimes: what became of it where, None where the report tells of no runtime.
         details: everything else.
@@ -105,6 +106,7 @@ class Card:
     grade: str
     unbeaten: bool | None
     tiles: tuple[Tile, ...]
+    answers: tuple[tuple[str, Table], ...]
     roles: tuple[Role, ...]
     maps: tuple[Map, ...]
     facts: tuple[tuple[str, Phrase], ...]
@@ -136,8 +138,9 @@ def make_card(key: str, row: Row, cite: Citation, index: int, artifact: Artifact
                  row.metrics[m.name].why, m.meaning)
             for m in METRICS
         ),
-        roles=roles, maps=maps(roles), facts=tuple(_facts(cite, at)), runtimes=_runtimes(cite, at, artifact),
-        fusion=_fusion(cite, at, artifact), timings=timings(cite, index, artifact), state=_state(cite, at, artifact),
+        answers=tuple(_answers(cite, at, artifact)), roles=roles, maps=maps(roles),
+        facts=tuple(_facts(cite, at)), runtimes=_runtimes(cite, at, artifact), fusion=_fusion(cite, at, artifact),
+        timings=timings(cite, index, artifact), state=_state(cite, at, artifact),
         memory=_memory(cite, at, artifact), notes=artifact.notes,
         details=tuple(table for table in _details(cite, at, artifact) if table.rows),
     )
@@ -157,6 +160,35 @@ def _roles(cite: Citation, at: Place, artifact: Artifact) -> tuple[Role, ...]:
     place = (*at, "size", "overhead_bytes")
     rest = Role(OVERHEAD, "graph, names, padding", cite(size, *place), cite.share(place, total), ())
     return (*out, rest)
+
+
+_SHARES = {
+    ("exact_calls",): "exact calls",
+    ("tool_names",): "right tools",
+    ("nothing_precision",): "nothing: precision",
+    ("nothing_recall",): "nothing: recall",
+    ("invalid",): "aren't calls",
+    ("cut",): "cut at a limit",
+    ("reference", "same_calls"): "as the float reference",
+    ("reference", "same_tokens"): "same tokens as it",
+    ("reference", "exact_calls"): "its own exact calls",
+}
+"""Shares of an evaluation, in the order of the page, with what they are called."""
+
+
+def _answers(cite: Citation, at: Place, artifact: Artifact) -> Iterable[tuple[str, Table]]:
+    for i, e in enumerate(artifact.evaluations):
+        rows: list[tuple[Phrase, ...]] = []
+        for keys, name in _SHARES.items():
+            place = (*at, "evaluations", i, *keys)
+            if not cite.has(*place, "share"):
+                continue  # nothing was counted
+            counts = (cite(whole, *place, "count"), " of ", cite(whole, *place, "of"))
+            ends = (cite(share, *place, "low"), " to ", cite(share, *place, "high"))
+            rows.append(((name,), (cite(share, *place, "share"),), counts, ends))
+        why = f"; beside the float reference {e.reference_why}" if e.reference_why else ""
+        table = Table("Answers", ("figure", "share", "queries", "95 % interval"), tuple(rows), frozenset({1, 2, 3}))
+        yield f"{e.of}, in {e.runtime}{why}", table
 
 
 def _facts(cite: Citation, at: Place) -> Iterable[tuple[str, Phrase]]:

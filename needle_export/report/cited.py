@@ -108,6 +108,11 @@ def in_unit(value: float, unit: Unit) -> str:
             return small(value)
 
 
+def share(value: float) -> str:
+    """A share in percent."""
+    return in_unit(value, "share")
+
+
 def number(value: object) -> bool:
     """Whether a value of the free-form part is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)

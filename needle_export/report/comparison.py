@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from needle_export.config.metrics import BY_NAME, METRICS
+from needle_export.config.metrics import ANSWERS, BY_NAME, METRICS
 from needle_export.errors import BadInput
-from needle_export.report.metrics import Value, metrics_of, prompts
+from needle_export.report.evaluation import Evaluation, Key, chosen, shared_key
+from needle_export.report.metrics import NOT_EVALUATED, Value, metrics_of, prompts
 from needle_export.report.schema import Artifact, CheckpointInfo, Report, Status, load_report
 from needle_export.report.units import plural, size, small, threads, whole
 from needle_export.report.view import STATUS
@@ -48,6 +49,30 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """Queries that answers were counted over, and how they were asked; figures of the same ``key`` compare.
+
+    Attributes:
+        of: the rest in words.
+        low, high: ends of the 95 % interval of exact calls.
+    """
+
+    of: str
+    sha256: str
+    tools_sha256: str | None
+    queries: int
+    constrained: bool
+    max_new_tokens: int
+    low: float
+    high: float
+
+    @property
+    def key(self) -> Key:
+        """As of an evaluation."""
+        return self.sha256, self.tools_sha256, self.queries, self.constrained, self.max_new_tokens
+
+
+@dataclass(frozen=True)
 class Row:
     """An artifact in the comparison.
 
@@ -62,6 +87,7 @@ class Row:
         prefill_tokens, memory_tokens: length of the prompt that prefill is told for, and of the one that was read for
             the memory of all that is loaded.
         decode_position: tokens before the decode step.
+        answers: the evaluation that figures of answers are of; None where there is none.
         metrics: figures by name.
     """
 
@@ -78,6 +104,7 @@ class Row:
     prefill_tokens: int | None
     memory_tokens: int | None
     decode_position: int | None
+    answers: Evaluated | None
     metrics: dict[str, Value]
 
 
@@ -127,14 +154,18 @@ def unbeaten(points: Sequence[tuple[float, float] | None]) -> list[bool | None]:
 def compare(reports: Sequence[tuple[str, Report]], sort: str = SORTS[0]) -> Comparison:
     """The artifacts of reports in one table.
 
-    Prefill is of the longest prompt that was measured of all of them, or of each one's longest if there is none.
+    Prefill is of the longest prompt that was measured of all of them, or of each one's longest if there is none; answers
+    are likewise of an evaluation that all of them have which have any.
 
     Args:
         reports: each with the name that its artifacts go by.
         sort: one of :data:`SORTS`; the best come first, and those without the figure last.
     """
     prompt = prompts([artifact for _, report in reports for artifact in report.artifacts])
-    rows = [_row(name, report, artifact, prompt) for name, report in reports for artifact in report.artifacts]
+    answers = shared_key([artifact.evaluations for _, report in reports for artifact in report.artifacts])
+    rows = [
+        _row(name, report, artifact, prompt, answers) for name, report in reports for artifact in report.artifacts
+    ]
     rows = _marked(rows)
     # By folder and figures first, so that the order of the arguments decides nothing.
     rows.sort(key=lambda row: (row.folder, row.target, row.weights))
@@ -142,7 +173,9 @@ def compare(reports: Sequence[tuple[str, Report]], sort: str = SORTS[0]) -> Comp
     return Comparison(sort, tuple(rows), tuple(_warnings(rows)), tuple(_notes(rows, _rounded(reports))))
 
 
-def _row(name: str, report: Report, artifact: Artifact, prompt: int | None) -> Row:
+def _row(
+    name: str, report: Report, artifact: Artifact, prompt: int | None, answers: Key | None
+) -> Row:
     latency, memory = artifact.latency, artifact.memory
     lengths = [p.tokens for p in latency.prefill] if latency else []
     context = report.options.get("context")
@@ -160,8 +193,15 @@ def _row(name: str, report: Report, artifact: Artifact, prompt: int | None) -> R
         prefill_tokens=max(lengths, default=None) if prompt is None or not lengths else prompt,
         memory_tokens=memory.prompt_tokens if memory else None,
         decode_position=latency.decode.position if latency and latency.decode else None,
-        metrics=metrics_of(report, artifact, prompt),
+        answers=_evaluated(chosen(artifact.evaluations, answers)),
+        metrics=metrics_of(report, artifact, prompt, answers),
     )
+
+
+def _evaluated(e: Evaluation | None) -> Evaluated | None:
+    if e is None:
+        return None
+    return Evaluated(e.of, *e.key, e.exact_calls.low, e.exact_calls.high)
 
 
 def _model(checkpoint: CheckpointInfo) -> Model:
@@ -226,7 +266,7 @@ def _notes(rows: Sequence[Row], rounded: Sequence[str]) -> list[str]:
                 for g in _groups(rows, lambda row: row.context)]
         notes.append("contexts differ; state and load memory grow with them, and the losses are of other texts: "
                      + _listed(held))
-    return [*notes, *_measurements(rows), *_missing(rows)]
+    return [*notes, *_measurements(rows), *_answers(rows), *_missing(rows)]
 
 
 def _measurements(rows: Sequence[Row]) -> list[str]:
@@ -254,6 +294,24 @@ def _measurements(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
+def _answers(rows: Sequence[Row]) -> list[str]:
+    """Which queries answers were counted over, and how sure the shares are."""
+    told = [(row.answers, row) for row in rows if row.answers is not None]
+    if not told:
+        return []
+    groups: dict[Key, list[tuple[Evaluated, Row]]] = {}
+    for answers, row in told:
+        groups.setdefault(answers.key, []).append((answers, row))
+    of = [(group[0][0].of, [row for _, row in group]) for group in groups.values()]
+    titles = ", ".join(BY_NAME[name].title for name in ANSWERS)
+    if len(of) == 1:
+        notes = [f"{titles}: of {of[0][0]}"]
+    else:
+        notes = [f"NOT EVALUATED ALIKE, so {titles} don't compare between them: {_listed(of)}"]
+    ends = "; ".join(f"{100 * a.low:.1f} to {100 * a.high:.1f} % ({row.name})" for a, row in told)
+    return [*notes, f"exact calls, 95 % interval: {ends}"]
+
+
 def _sizes(rows: Sequence[Row], metric: str) -> str:
     """Of every row that has it, a figure in bytes."""
     known = [row for row in rows if row.metrics[metric].value is not None]
@@ -269,6 +327,8 @@ def _missing(rows: Sequence[Row]) -> list[str]:
     found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         for why in dict.fromkeys(value.why for value in row.metrics.values() if value.why):
+            if why == NOT_EVALUATED and not any(r.answers for r in rows):
+                continue  # then there is no column of it either
             titles = ", ".join(BY_NAME[name].title for name, value in row.metrics.items() if value.why == why)
             found.setdefault(why, {}).setdefault(titles, []).append(row)
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from needle_export.config.metrics import METRICS, Metric
+from needle_export.config.metrics import ANSWERS, METRICS, Metric
 from needle_export.report.codec import to_json
 from needle_export.report.comparison import Comparison
 from needle_export.report.render import Style
@@ -12,7 +12,10 @@ from needle_export.report.units import plural, small
 from needle_export.report.view import Section
 
 #: Figures that JSON and the notes have, and the table has no room for, unless it is sorted by one.
-_LEFT_OUT = ("compressed", "runtime_rss", "load_rss_all", "cache_kl", "artifact_kl")
+_LEFT_OUT = ("compressed", "runtime_rss", "load_rss_all", "cache_kl", "artifact_kl", *ANSWERS)
+
+RIGHT = ANSWERS[0]
+"""The one of these that has a column where any artifact was evaluated."""
 
 _BYTES = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
@@ -39,10 +42,12 @@ def table(comparison: Comparison) -> Section:
 
 
 def _shown(comparison: Comparison) -> list[Metric]:
-    """Figures that have a column; what rounded caches cost has one where any are rounded."""
+    """Figures that have a column; what rounded caches cost, and answers, have one where any artifact has them."""
     told = [row.metrics["cache_kl"] for row in comparison.rows]
     rounded = any(cost.value is not None and not cost.why for cost in told)
     wanted = {comparison.sort, "cache_kl" if rounded else ""}
+    if any(row.metrics[RIGHT].value is not None for row in comparison.rows):
+        wanted.add(RIGHT)
     return [metric for metric in METRICS if metric.name not in _LEFT_OUT or metric.name in wanted]
 
 

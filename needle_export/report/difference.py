@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from needle_export.config.metrics import LATENCIES, MEMORY, METRICS, Unit
+from needle_export.config.metrics import ANSWERS, LATENCIES, MEMORY, METRICS, Unit
 from needle_export.report.comparison import RANDOM
+from needle_export.report.evaluation import chosen, shared_key
 from needle_export.report.metrics import metrics_of, prompts
 from needle_export.report.schema import Artifact, Report
 from needle_export.report.sizes import OVERHEAD
@@ -248,7 +249,8 @@ def _told(value: object) -> str:
 
 def _figures(before: Report, old: Artifact, after: Report, new: Artifact) -> tuple[FigureChange, ...]:
     prompt = prompts([old, new])
-    was, now = metrics_of(before, old, prompt), metrics_of(after, new, prompt)
+    answers = shared_key([old.evaluations, new.evaluations])
+    was, now = metrics_of(before, old, prompt, answers), metrics_of(after, new, prompt, answers)
     out = []
     for metric in METRICS:
         if metric.name in _IN_PARTS or metric.name == "compressed":
@@ -266,6 +268,10 @@ def _incomparable(metric: str, before: Report, old: Artifact, after: Report, new
     if metric in LATENCIES or metric in MEMORY:
         places = [_place(a, memory=metric in MEMORY) for a in (old, new)]
         return "" if places[0] == places[1] else f"measured {places[0]}, and then {places[1]}"
+    if metric in ANSWERS:
+        told = [chosen(a.evaluations) for a in (old, new)]
+        alike = shared_key([old.evaluations, new.evaluations]) is not None
+        return "" if alike else "evaluated on " + ", and then on ".join(e.of for e in told if e is not None)
     if before.options.get("context") != after.options.get("context"):
         return "it is of other texts, as the contexts differ"
     return ""

@@ -103,6 +103,18 @@ class Sized:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """An artifact between size and right answers, with the ends of the 95 % interval."""
+
+    name: str
+    target: str
+    size: Number
+    share: Number
+    low: Number
+    high: Number
+
+
+@dataclass(frozen=True)
 class Line:
     """Times of one artifact on one machine by length of the prompt: (tokens, ms)."""
 
@@ -168,6 +180,32 @@ def size_and_loss(points: Sequence[Sized]) -> Plot | None:
     sizes = [Tick(100 * across(value), _axis_size(value)) for value in rounds(across)]
     return Plot(_apart(sizes), tuple(y_ticks), marks,
                 tuple(steps), _unnamed(marks), zero=height if zero else None)
+
+
+def size_and_answers(points: Sequence[Answered]) -> Plot | None:
+    """Size across by its logarithm, right answers upwards to all of them, each with its interval; None of one alone."""
+    if len(points) < 2:
+        return None
+    across = around([float(p.size.value) for p in points])
+    # Down from all that are right: what is missing is what differs.
+    missing, steps = from_zero(1 - min(p.low.value for p in points), 4)
+
+    def y(share: float) -> float:
+        return missing(1 - share) * HEIGHT
+
+    places = [(across(p.size.value), y(p.share.value)) for p in points]
+    labels = place_labels(places, [shortened(p.name) for p in points], TYPE, WIDTHS, HEIGHT)
+    marks = tuple(
+        Mark(100 * place[0], place[1], shape_of(p.target), True, label, shortened(p.name),
+             f"{p.name}: {p.size.text}, exact calls {p.share.text}, 95 % interval {p.low.text} to {p.high.text}",
+             (p.size, p.share))
+        for p, place, label in zip(points, places, labels, strict=True)
+    )
+    whiskers = tuple(Segment(100 * at, y(p.low.value), 100 * at, y(p.high.value), shape_of(p.target), False)
+                     for p, (at, _) in zip(points, places, strict=True))
+    y_ticks = tuple(Tick(y(1 - step), f"{100 * (1 - step):.3g} %") for step in steps)
+    x_ticks = _apart([Tick(100 * across(value), _axis_size(value)) for value in rounds(across)])
+    return Plot(x_ticks, y_ticks, marks, whiskers, _unnamed(marks))
 
 
 def by_length(lines: Sequence[Line]) -> Plot | None:

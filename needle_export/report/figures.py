@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from needle_export.config.budget import Budget
-from needle_export.config.metrics import LATENCIES, MEMORY
+from needle_export.config.metrics import ANSWERS, LATENCIES, MEMORY
 from needle_export.report.elsewhere import LatencyEstimate
+from needle_export.report.evaluation import Evaluation, Proportion
 from needle_export.report.measured import Latency
-from needle_export.report.metrics import metrics_of
+from needle_export.report.metrics import NOT_EVALUATED, answer_values, metrics_of
 from needle_export.report.schema import Artifact, Report
 from needle_export.report.sizes import OVERHEAD
 from needle_export.report.units import plural
 from needle_export.report.units import threads as threads_told
 
-Basis = Literal["counted", "measured", "imported", "estimated"]
-"""What a value is: read off the files or the reference, timed where the report says, brought from a device, or computed
-from a device's rates."""
+Basis = Literal["counted", "measured", "imported", "estimated", "evaluated"]
+"""What a value is: read off the files or the reference, timed where the report says, brought from a device, computed
+from a device's rates, or counted over answers to a file of queries."""
 
 MEASURED = (*MEMORY, *LATENCIES)
 """Figures that depend on the machine."""
@@ -53,11 +54,43 @@ def figure_of(budget: Budget, report: Report, artifact: Artifact, prompt: int | 
         if device is not None:
             return _elsewhere(budget, artifact, prompt, device)
         return _here(budget, report, artifact, prompt)
+    if budget.metric in ANSWERS:
+        return _answers(budget, artifact)
     value = metrics_of(report, artifact, prompt)[budget.metric]
     memory = artifact.memory
     if budget.metric in MEASURED and value.value is not None and memory is not None:
         return Found(value.value, "measured", _machine(memory.host, memory.threads), value.why)
     return Found(value.value, why=value.why)
+
+
+def _answers(budget: Budget, artifact: Artifact) -> Found:
+    """A figure of answers: of the one evaluation that is meant; which of several counts is nothing to guess."""
+    of = [e for e in artifact.evaluations
+          if e.constrained != budget.unconstrained and budget.data in (None, e.data.file)]
+    if len(of) != 1:
+        grammar = "without the grammar" if budget.unconstrained else "with the grammar"
+        if not artifact.evaluations:
+            why = NOT_EVALUATED
+        elif not of:
+            told = "; ".join(e.of for e in artifact.evaluations)
+            why = f"not evaluated {grammar}{f' on {budget.data}' if budget.data else ''}; there is {told}"
+        else:
+            hint = "" if budget.data else ": say data = ... in the budget"
+            why = f"evaluated several times {grammar}, on {'; '.join(e.of for e in of)}{hint}"
+        return Found(None, "evaluated", why=why)
+    value = answer_values(artifact, of[0])[budget.metric]
+    if value.value is None:
+        return Found(None, "evaluated", f"on {of[0].of}", value.why)
+    share = _proportion(budget.metric, of[0])
+    why = "" if share is None else f"95 % interval {100 * share.low:.1f} to {100 * share.high:.1f} %"
+    return Found(value.value, "evaluated", f"on {of[0].of}, at most {plural(of[0].max_new_tokens, 'token')}", why)
+
+
+def _proportion(metric: str, e: Evaluation) -> Proportion | None:
+    shares = {"exact_call_accuracy": e.exact_calls, "nothing_precision": e.nothing_precision,
+              "nothing_recall": e.nothing_recall,
+              "reference_agreement": None if e.reference is None else e.reference.same_calls}
+    return shares[metric]
 
 
 def _here(budget: Budget, report: Report, artifact: Artifact, prompt: int | None) -> Found:

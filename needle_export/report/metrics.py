@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from needle_export.config.metrics import BY_NAME, LATENCIES, MEMORY, METRICS, Unit
+from needle_export.config.metrics import ANSWERS, BY_NAME, LATENCIES, MEMORY, METRICS, Unit
+from needle_export.report.evaluation import Evaluation, Key, chosen
 from needle_export.report.schema import Artifact, Report
 
 
@@ -30,15 +31,22 @@ class Value:
 
 NO_SCHEME = "no scheme: no weight was rounded"
 
+NOT_EVALUATED = "not evaluated: needle-export evaluate counts right answers"
+
+_NO_ANSWER, _NO_QUERY = "no answer calls nothing", "no query calls for nothing"
+
 FLOAT_CACHES = "the reference keeps keys and values in float32"
 
 
-def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) -> dict[str, Value]:
+def metrics_of(
+    report: Report, artifact: Artifact, prompt: int | None = None, answers: Key | None = None
+) -> dict[str, Value]:
     """The figures of an artifact, by name, one for each of :data:`METRICS`.
 
     Args:
         report: that the artifact is in.
         prompt: length of the prompt that prefill is told for, in tokens; None takes the longest that was measured.
+        answers: key of the evaluation that answers are told of; None takes :func:`.evaluation.chosen`.
     """
     found = {
         "size": _value("size", artifact.size.total_bytes),
@@ -49,6 +57,7 @@ def metrics_of(report: Report, artifact: Artifact, prompt: int | None = None) ->
         **_scheme_loss(artifact.parity),
         "cache_kl": _cache_loss(artifact.parity),
         **_own_error(artifact.parity),
+        **answer_values(artifact, chosen(artifact.evaluations, answers)),
     }
     return {metric.name: found[metric.name] for metric in METRICS}
 
@@ -125,6 +134,21 @@ def _own_error(parity: Mapping[str, object]) -> dict[str, Value]:
     return {
         "artifact_error": _number("artifact_error", parity, "max_abs"),
         "artifact_kl": _number("artifact_kl", parity, "kl"),
+    }
+
+
+def answer_values(artifact: Artifact, evaluation: Evaluation | None) -> dict[str, Value]:
+    """Figures of answers by name, of an evaluation of the artifact; none where there is no evaluation."""
+    if evaluation is None:
+        why = "evaluated on other data, or without the grammar" if artifact.evaluations else NOT_EVALUATED
+        return {name: _value(name, None, why) for name in ANSWERS}
+    e = evaluation
+    same = None if e.reference is None else e.reference.same_calls
+    shares = dict(zip(ANSWERS, (e.exact_calls, e.nothing_precision, e.nothing_recall, same), strict=True))
+    whys = dict(zip(ANSWERS, ("", _NO_ANSWER, _NO_QUERY, e.reference_why), strict=True))
+    return {
+        name: _value(name, None, whys[name]) if share is None else _value(name, share.share)
+        for name, share in shares.items()
     }
 
 

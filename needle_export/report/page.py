@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from needle_export.report.cards import Card, Phrase, Table, make_card, pairs
 from needle_export.report.cited import Citation, Number
+from needle_export.report.cited import share as percent_of
 from needle_export.report.comparison import RANDOM, Row, compare
-from needle_export.report.drawings import Bar, Line, Plot, Sized, bars, by_length, size_and_loss
+from needle_export.report.drawings import (
+    Answered,
+    Bar,
+    Line,
+    Plot,
+    Sized,
+    bars,
+    by_length,
+    size_and_answers,
+    size_and_loss,
+)
 from needle_export.report.schema import Artifact, Report
 from needle_export.report.units import plural, whole
 
@@ -50,6 +61,9 @@ class Page:
     cards: tuple[Card, ...]
     plot: Plot | None
     unknown_loss: tuple[str, ...]
+    answers: Plot | None
+    answers_of: str
+    unevaluated: tuple[str, ...]
     untimed: tuple[str, ...]
     random: str
     prompts: Plot | None
@@ -80,6 +94,7 @@ def prepare(reports: Sequence[tuple[str, Report]]) -> Page:
     cards = _cards(reports, found.rows, cites)
     shown = [(row, card) for row, card in zip(found.rows, cards, strict=True)]
     sized, unknown = _sized(shown)
+    answered, answers_of = _answered(shown, cites, reports)
     lines = [
         Line(card.name, card.target, timing.kind, timing.machine,
              tuple((prompt.tokens, prompt.ms) for prompt in timing.prompts))
@@ -95,6 +110,8 @@ def prepare(reports: Sequence[tuple[str, Report]]) -> Page:
         # The banner says of random weights what the first warning does.
         warnings=tuple(warning for warning in found.warnings if not warning.startswith(RANDOM)),
         plot=size_and_loss(sized), unknown_loss=unknown, untimed=tuple(card.name for card in cards if not card.timings),
+        answers=size_and_answers(answered), answers_of=answers_of,
+        unevaluated=tuple(card.name for card in cards if not card.answers),
         random=f"{RANDOM}{of}" if random else "", prompts=by_length(lines), steps=steps,
         kinds=frozenset(timing.kind for card in cards for timing in card.timings),
         notes=_notes(found.notes, len(cards)),
@@ -144,6 +161,27 @@ def _sized(shown: Sequence[tuple[Row, Card]]) -> tuple[list[Sized], tuple[str, .
             group = (row.model.sha256, row.model.layers, row.model.lora)
             known.append(Sized(card.name, card.target, group, size, loss, bool(row.unbeaten)))
     return known, tuple(unknown)
+
+
+def _answered(shown: Sequence[tuple[Row, Card]], cites: Sequence[Citation], reports: Sequence[tuple[str, Report]],
+              ) -> tuple[list[Answered], str]:
+    """Artifacts with right answers to the same queries, and what these are; none where queries differ."""
+    rows = [row for row, _ in shown if row.answers]
+    if len({row.answers.key for row in rows if row.answers}) != 1 or rows[0].answers is None:
+        return [], ""
+    key, out = rows[0].answers.key, []
+    for _, card in shown:
+        tiles = {tile.title: tile.number for tile in card.tiles}
+        size, share = tiles["size"], tiles["exact calls"]
+        if size is None or share is None:
+            continue
+        cite, index = cites[share.report], int(share.source.split("/")[2])
+        several = reports[share.report][1].artifacts[index].evaluations
+        at = next(i for i, e in enumerate(several) if e.key == key)
+        low, high = (cite(percent_of, "artifacts", index, "evaluations", at, "exact_calls", end)
+                     for end in ("low", "high"))
+        out.append(Answered(card.name, card.target, size, share, low, high))
+    return out, rows[0].answers.of
 
 
 def _origins(reports: Sequence[tuple[str, Report]], cites: Sequence[Citation]) -> list[Origin]:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 from needle_export.errors import BadInput
 from needle_export.report.codec import decode, parse_json, to_json
 from needle_export.report.elsewhere import ImportedLatency, LatencyEstimate
+from needle_export.report.evaluation import Evaluation
 from needle_export.report.measured import Latency, Memory
 from needle_export.report.sizes import Size, check_naturals
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of the schema that this package writes and reads."""
 
 TOOL = "needle-export"
@@ -239,6 +240,7 @@ class Artifact:
     gpu_lint: tuple[LintNote, ...] = ()
     estimates: tuple[LatencyEstimate, ...] = ()
     imported: tuple[ImportedLatency, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
 
     def __post_init__(self) -> None:
         names = [file.name for file in self.files]

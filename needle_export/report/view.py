@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from needle_export.report import elsewhere_view
+from needle_export.report import elsewhere_view, evaluation_view
 from needle_export.report.measured import Latency
 from needle_export.report.schema import Artifact, Fusion, LeftUnfused, Report
 from needle_export.report.units import milliseconds, percent, plural, rate, size, small, threads, whole
@@ -28,6 +28,9 @@ ROLE_MEANINGS = {
     "norms": "",
 }
 """Roles in the order in which people meet them, with what each is."""
+
+RANDOM_ANSWERS = "RANDOM WEIGHTS, made for tests: sizes and speeds are real, answers mean nothing"
+"""What is said, first of all, of a report whose weights mean nothing."""
 
 STATUS = {
     "verified-on-runtime": "verified on the runtime",
@@ -81,7 +84,7 @@ def warnings(report: Report) -> list[str]:
     """What a reader must not miss."""
     out = []
     if report.checkpoint.random:
-        out.append("RANDOM WEIGHTS, made for tests: sizes and speeds are real, answers mean nothing")
+        out.append(RANDOM_ANSWERS)
     for artifact in report.artifacts:
         if artifact.status != "verified-on-runtime":
             out.append(f"{artifact.target} {artifact.weights} is {STATUS[artifact.status]}")
@@ -111,6 +114,7 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
     out.append(Fact("state", f"{size(artifact.state_bytes.total_bytes)} between steps{at}"))
     if report.checkpoint.dropped_heads:
         out.append(Fact("left out", ", ".join(f"{name} head" for name in report.checkpoint.dropped_heads)))
+    out += [Fact("answers", evaluation_view.line(e)) for e in artifact.evaluations]
     missed = {op: f for op, f in artifact.fusion.items() if f.fused < f.expected}
     out.append(Fact("fusion", _fusion_line(artifact.fusion, missed), "bad" if missed else "good"))
     return out + [Fact(label, text) for label, text in elsewhere_view.lines(artifact)]
@@ -118,8 +122,8 @@ def facts(report: Report, artifact: Artifact) -> list[Fact]:
 
 def sections(report: Report, artifact: Artifact) -> list[Section]:
     """Everything else about an artifact; sections without content are left out."""
-    every = [_bytes(artifact), _tensors(artifact), _fusion(artifact), _left(artifact), _nodes(artifact),
-             _state(artifact), _prefill(artifact.latency), _elsewhere(artifact), _runtimes(artifact),
+    every = [_answers(artifact), _bytes(artifact), _tensors(artifact), _fusion(artifact), _left(artifact),
+             _nodes(artifact), _state(artifact), _prefill(artifact.latency), _elsewhere(artifact), _runtimes(artifact),
              _signatures(artifact), _parity(artifact), _kept_float(artifact), _gpu_lint(artifact), _files(artifact),
              _pairs("Plan", plan_told(report)), _pairs("Built with", report.options),
              _pairs("Versions", artifact.versions)]
@@ -217,6 +221,11 @@ def _fusion_line(fusion: Mapping[str, Fusion], missed: Mapping[str, Fusion]) -> 
         return f"incomplete: {', '.join(short)}"
     made = sum(f.fused for f in fusion.values())
     return f"complete, {plural(made, 'fused op')} of {plural(len(fusion), 'kind')}"
+
+
+def _answers(artifact: Artifact) -> Section:
+    heads = ("figure", *("" for _ in artifact.evaluations))
+    return Section("Answers to queries (evaluated)", heads, evaluation_view.rows(artifact))
 
 
 def _bytes(artifact: Artifact) -> Section:

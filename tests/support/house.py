@@ -5,18 +5,17 @@ tests/test_house.py enforces them. A new exception belongs here, with its reason
 
 from __future__ import annotations
 
-STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle",
-                    "generate"})
+STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle", "generate"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = """answering assemble calibration demo estimates importing inspection loading plan provenance reuse runtimes
-            timing"""
+_NAMES = """answering assemble calibration demo estimates evaluation importing inspection loading plan provenance reuse
+            runtimes timing"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch"}
 
 #: Which of these stand above others: one build over what it is made of, several over one.
-ABOVE = {"pipeline": _BELOW, "batch": _BELOW | {"pipeline"}}
+ABOVE = {"evaluation": frozenset({"assemble", "loading"}), "pipeline": _BELOW, "batch": _BELOW | {"pipeline"}}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -48,6 +47,7 @@ SHARED = {
     ("measure.weights", "targets.matrices"): "data types: a matrix as a target has read it back from its files",
     ("targets", "measure.work"): "data types: what an artifact's ops move and compute, as its files tell",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
+    ("measure.answers", "generate"): "what an answer is, and when two call the same",
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
     ("bundle.rewrite", "checkpoint.files"): "the same",
@@ -69,6 +69,7 @@ DIRECT = {
 #: Imports for type checking alone that point upwards; nothing is loaded.
 TYPES_ONLY = {
     ("report.plan_text", "plan"): "it words a plan, and never makes one",
+    ("report.evaluated_view", "evaluation"): "it words what a run has found, and never runs one",
     ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
     ("compile", "codebooks"): "it is handed one",
 }

@@ -11,7 +11,7 @@ from typing import Any
 from needle_export.report.measured import DecodeLatency, Latency, PrefillLatency
 from needle_export.report.metrics import metrics_of, prompts
 from needle_export.report.schema import Artifact, Fusion, LeftUnfused, Report, dump_report
-from tests.support.reports import make_artifact, make_report, make_size
+from tests.support.reports import make_artifact, make_evaluation, make_report, make_size
 
 VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "base", "col", "embed", "source", "track", "wbr"})
 
@@ -164,6 +164,7 @@ def made_up() -> list[tuple[str, Report]]:
         roles = {"memory": total * 6 // 10, "content": total * 2 // 10, "routing": total // 12,
                  "vocabulary": total // 20, "mixing": total // 90, "lanes": total // 80, "norms": total // 700}
         files = {"model.bin": bytes(total)}
+        changes = {"evaluations": (make_evaluation(120 + total // 8_000),), **changes}
         return make_artifact(files, size=make_size(total, roles), estimates=(), imported=(), **changes)
 
     estimated = Latency("estimated", "an imaginary phone", 4, "nothing repeats it", None, None,
@@ -187,5 +188,5 @@ def made_up() -> list[tuple[str, Report]]:
             notes=(LONG, "no Apple device took part")), random=True)),
         ("builds/untried", make_report(sized(
             69_000, target="other", weights="int4", status="converted-only", latency=None, memory=None, parity={},
-            fusion={}, runtimes=(), kept_float=(), versions={}), random=True)),
+            fusion={}, runtimes=(), kept_float=(), versions={}, evaluations=()), random=True)),
     ]

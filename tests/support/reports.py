@@ -11,6 +11,7 @@ from typing import Any
 from needle_export.checkpoint.dimensions import SMALL
 from needle_export.checkpoint.layout import parameter_count
 from needle_export.report.elsewhere import EstimateParts, ImportedLatency, LatencyEstimate, PrefillEstimate
+from needle_export.report.evaluation import Evaluation, EvaluationData, Proportion, ReferenceAnswers
 from needle_export.report.measured import DecodeLatency, Latency, Loaded, Memory, PrefillLatency
 from needle_export.report.schema import (
     REPORT_NAME,
@@ -44,6 +45,24 @@ def make_size(total: int, by_role: Mapping[str, int], compressed: int | None = N
                for role, count in by_role.items())
     return Size(total, total * 9 // 10 if compressed is None else compressed, dict(by_role),
                 total - sum(by_role.values()), tuple(tensors))
+
+
+def make_share(count: int, of: int) -> Proportion:
+    """A share, with an interval of one hundredth to both sides."""
+    share = count / of
+    return Proportion(count, of, share, max(0.0, share - 0.01), min(1.0, share + 0.01))
+
+
+def make_evaluation(exact: int = 180, queries: int = 200, **changes: Any) -> Evaluation:
+    """Answers to all queries of a file, a tenth of which call for nothing."""
+    made = Evaluation(
+        data=EvaluationData("heldout.jsonl", "f" * 64, "c" * 64, queries, queries), constrained=True,
+        max_new_tokens=256, runtime="onnxruntime 1.32.0", exact_calls=make_share(exact, queries),
+        tool_names=make_share(exact + 10, queries), nothing_precision=make_share(18, 24),
+        nothing_recall=make_share(18, 20), invalid=make_share(0, queries), cut=make_share(3, queries),
+        reference=ReferenceAnswers(make_share(exact + 2, queries), make_share(195, queries), make_share(190, queries)),
+        reference_why="")
+    return dataclasses.replace(made, **changes)
 
 
 def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifact:
@@ -90,6 +109,7 @@ def make_artifact(files: Mapping[str, bytes] = FILES, **changes: Any) -> Artifac
             kind="imported", device="till", format="benchmark_model", file="till.txt", sha256="e" * 64,
             date="2026-11-30", phase="decode", tokens=1, ms=8.0, statistic="mean", runs=50, ms_min=7.5, ms_max=9.5,
             ms_std=0.2, first_ms=12.0, load_ms=30.0, threads=1),),
+        evaluations=(make_evaluation(),),
     )
     return dataclasses.replace(artifact, **changes)
 

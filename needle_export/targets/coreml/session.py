@@ -94,6 +94,21 @@ class EvaluatorRunner(Sequence):
         for evaluator, _ in self.functions.values():
             evaluator.reset()
 
+    def save(self) -> Any:
+        """Position and state, for :meth:`restore`; the evaluator changes no tensor, but the host its caches."""
+        host = self.host
+        states = [dict(evaluator.state.tensors) for evaluator, _ in self.functions.values()]
+        return host.position, host.history.copy(), {n: c.copy() for n, c in host.caches.items()}, states
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a sequence that was saved here."""
+        host = self.host
+        host.position, history, caches, states = saved
+        host.history = history.copy()
+        host.caches = {name: cache.copy() for name, cache in caches.items()}
+        for (evaluator, _), tensors in zip(self.functions.values(), states, strict=True):
+            evaluator.state.tensors = dict(tensors)
+
     def _call(self, bucket: int, given: dict[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         evaluator, name = self.functions[bucket]
         if self.inner:

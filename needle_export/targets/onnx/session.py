@@ -140,6 +140,18 @@ class OnnxRunner:
                 found[name] = value if spec["part"] == "tokens" else value[0].T
         return found
 
+    def save(self) -> tuple[int, dict[str, NDArray[Any]]]:
+        """A copy of position and state, for :meth:`restore`."""
+        rows = {name: cache[: self.position].copy() for name, cache in self.caches.items()}
+        return self.position, rows | {name: pair[self.turn].copy() for name, pair in self.small.items()}
+
+    def restore(self, saved: tuple[int, dict[str, NDArray[Any]]]) -> None:
+        """Go back to a sequence that was saved here, with zeros where it had none."""
+        self.reset()
+        self.position, held = saved
+        for name, value in held.items():
+            (self.caches[name] if name in self.caches else self.small[name][self.turn])[: len(value)] = value
+
     def streams(self) -> dict[int, Floats]:
         """The stream after each block of the last call, [T, n, C]; at T = 1 [n, C]."""
         return self._streams

@@ -52,6 +52,16 @@ class Loop:
         for s in self.state:
             self.inputs[s["name"]][...] = s.get("initial", 0)
 
+    def save(self) -> tuple[int, dict[str, NDArray[Any]]]:
+        """A copy of position and state, for :meth:`restore`."""
+        return self.position, {s["name"]: self.inputs[s["name"]].copy() for s in self.state}
+
+    def restore(self, saved: tuple[int, dict[str, NDArray[Any]]]) -> None:
+        """Go back to a sequence that was saved here."""
+        self.position, held = saved
+        for name, value in held.items():
+            self.inputs[name][...] = value
+
     def decode(self, token: int) -> NDArray[np.float32]:
         """One token; logits [V], valid until the next call."""
         self.inputs["tokens"][0], self.inputs["position"][0] = token, self.position

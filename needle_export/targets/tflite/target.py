@@ -254,6 +254,14 @@ class TfliteRunner:
         """Forget the sequence."""
         self.loop.reset()
 
+    def save(self) -> Any:
+        """A copy of position and state, for :meth:`restore`."""
+        return self.loop.save()
+
+    def restore(self, saved: Any) -> None:
+        """Go back to a sequence that was saved here."""
+        self.loop.restore(saved)
+
     def feed(self, tokens: Tokens) -> Floats:
         """Append tokens [T]; logits [T, V]."""
         if self.loop.position + len(tokens) > self.context:

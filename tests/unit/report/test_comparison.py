@@ -198,11 +198,11 @@ def test_text_has_all_in_100_columns() -> None:
     assert max(len(line) for line in text.splitlines()) <= 100
     (line,) = [line for line in text.splitlines() if line.lstrip().startswith("*  dist/int4")]
     assert line.split() == ["*", "dist/int4", "onnx", "int4", "66.5", "700", "128.0", "2.50", "3,200", "0.08", "92.0",
-                            "1.3e-06"]
+                            "1.3e-06", "90.0"]
     missing = render(compare([("a", built(10, 0.1, latency=None, memory=None))]), "text")
-    assert "* a onnx fp32 10 700 - - - 0.1 90.0 1.3e-06" in " ".join(missing.split())
+    assert "* a onnx fp32 10 700 - - - 0.1 90.0 1.3e-06 90.0" in " ".join(missing.split())
     # A column without a figure has no unit.
-    assert " ".join(missing.splitlines()[3].split()) == "folder artifact B B RSS decode prefill KL equal % error"
+    assert " ".join(missing.splitlines()[3].split()) == "folder artifact B B RSS decode prefill KL equal % error calls %"
 
 
 def test_what_rounded_caches_cost_has_a_column_where_any_are() -> None:
@@ -213,8 +213,8 @@ def test_what_rounded_caches_cost_has_a_column_where_any_are() -> None:
     plain, rounded = render(caches(None), "text", width=100), render(caches({"kl": 0.0025}), "text", width=100)
     assert "cache" not in plain.split("\n  - ")[0]
     assert max(len(line) for line in rounded.splitlines()) <= 100
-    assert rounded.splitlines()[2].split()[-3:] == ["tokens", "cache", "export"]
-    ends = [line.split()[-3:] for line in rounded.splitlines() if " onnx fp32 " in line]
+    assert rounded.splitlines()[2].split()[-4:] == ["tokens", "cache", "export", "exact"]
+    ends = [line.split()[-4:-1] for line in rounded.splitlines() if " onnx fp32 " in line]
     assert ends == [["90.0", "0", "1.3e-06"], ["90.0", "0.0025", "1.3e-06"]]
 
 

@@ -30,6 +30,8 @@ BOUNDS = {
     "prefill": ("min", "3200 tokens/s", "3200.1 tokens/s"), "kl": ("max", 0.08, 0.0799),
     "token_agreement": ("min", "75 %", "75.1 %"), "cache_kl": ("max", 0, None),
     "artifact_error": ("max", 1.25e-6, 1.24e-6), "artifact_kl": ("max", 3e-9, 2.9e-9),
+    "exact_call_accuracy": ("min", "90 %", "90.1 %"), "nothing_precision": ("min", 0.75, 0.7501),
+    "nothing_recall": ("min", "90 %", "91 %"), "reference_agreement": ("min", "97.5 %", 0.976),
 }
 
 

@@ -37,7 +37,8 @@ def test_every_figure_is_read_from_its_place() -> None:
         "size": 2148, "compressed": 1933, "state": 700,
         "load_rss": 128_000_000, "load_rss_all": 221_000_000, "runtime_rss": 49_000_000,
         "decode": 2.5, "prefill": 3200.0, "kl": 0.08, "token_agreement": 0.75, "cache_kl": 0.002,
-        "artifact_error": 1.25e-6, "artifact_kl": 3e-9}
+        "artifact_error": 1.25e-6, "artifact_kl": 3e-9, "exact_call_accuracy": 0.9, "nothing_precision": 0.75,
+        "nothing_recall": 0.9, "reference_agreement": 0.975}
     assert list(found) == [metric.name for metric in METRICS]
     assert all(found[metric.name].unit == metric.unit and not found[metric.name].why for metric in METRICS)
 

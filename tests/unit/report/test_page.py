@@ -183,7 +183,7 @@ HOSTILE = '<script>alert(1)</script>"\'&<img src=x onerror=alert(2)>{{ 7*7 }}</s
 def poisoned(value: Any) -> Any:
     """JSON with every text, and every name that is free, turned hostile; what has a fixed form stays."""
     if isinstance(value, dict):
-        fixed = {"status", "sha256", "kind"}
+        fixed = {"status", "sha256", "tools_sha256", "kind"}
         return {key: item if key in fixed else poisoned(item) for key, item in value.items()}
     if isinstance(value, list):
         return [poisoned(item) for item in value]
@@ -201,6 +201,7 @@ def hostile() -> Report:
                                     "bytes": artifact["size"]["by_role"][HOSTILE]}]
     artifact["estimates"][0]["basis"] = "guess"
     artifact["imported"][0] |= {"format": "csv", "phase": "decode", "statistic": "mean"}
+    artifact["evaluations"][0]["reference"] = None  # as a reason for having none is given
     for part in ("fusion", "versions", "signatures"):
         artifact[part] = {HOSTILE + key: value for key, value in artifact[part].items()}
     return parse_report(json.dumps(raw).encode())

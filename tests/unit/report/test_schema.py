@@ -51,7 +51,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_dictionaries() -> None:
     b = make_report(options={"b": {"d": 3, "c": 2}, "a": 1})
     assert dump_report(a) == dump_report(b)
     assert dump_report(a).endswith(b"}\n")
-    assert dump_report(a).startswith(b'{\n "schema": 3,\n "tool"')
+    assert dump_report(a).startswith(b'{\n "schema": 4,\n "tool"')
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:
@@ -169,8 +169,8 @@ ARTIFACT = ("artifacts", 0)
     (change(*ARTIFACT, "latency", "load_ms", to=10**400), "load_ms: needs a number of sensible size"),
     (change("checkpoint", "random", to=0), "checkpoint.random: needs true or false, not 0"),
     (change("checkpoint", "layers", to=None), "checkpoint.layers: needs a whole number, not null"),
-    (change("schema", to=2), "the report has schema 2, and this version reads 3"),
-    (change("schema", to=4), "the report has schema 4, and this version reads 3"),
+    (change("schema", to=3), "the report has schema 3, and this version reads 4"),
+    (change("schema", to=5), "the report has schema 5, and this version reads 4"),
     (change("schema", to=True), "this isn't a report of needle-export"),
 ])
 def test_values_that_cannot_be_are_named(spoil: Callable[[Raw], None], message: str) -> None:
