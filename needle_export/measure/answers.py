@@ -24,7 +24,7 @@ class Tally:
         to_nothing: queries that call for nothing.
         nothing: answers that call nothing.
         rightly_nothing: both.
-        invalid: ended, and aren't calls.
+        invalid: ended, and aren't valid calls of the tools.
         cut: reached a limit before they ended.
     """
 
@@ -46,7 +46,7 @@ class Tally:
         self.to_nothing += not right
         self.nothing += calls is not None and not calls
         self.rightly_nothing += not right and calls is not None and not calls
-        self.invalid += answer.finished and calls is None
+        self.invalid += answer.finished and (calls is None or bool(answer.problem))
         self.cut += not answer.finished
 
 

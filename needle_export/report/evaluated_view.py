@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from needle_export.report.codec import encode, to_json
 from needle_export.report.evaluation import Proportion
-from needle_export.report.evaluation_view import counted, interval, points
+from needle_export.report.evaluation_view import counted, points
 from needle_export.report.units import whole
 from needle_export.report.view import RANDOM_ANSWERS, Section
 
@@ -45,7 +45,8 @@ def table(found: Sequence[Evaluated]) -> Section:
     for f in found:
         e = f.evaluation
         same = ("-", "-") if e.reference is None else (_short(e.reference.same_calls), _short(e.reference.same_tokens))
-        rows.append((_name(f), _short(e.exact_calls), interval(e.exact_calls), _short(e.nothing_precision),
+        ends = f"{points(e.exact_calls.low)} to {points(e.exact_calls.high)} %"
+        rows.append((_name(f), _short(e.exact_calls), ends, _short(e.nothing_precision),
                      _short(e.nothing_recall), *same, whole(e.invalid.count), whole(e.cut.count)))
     heads = ("artifact", "exact\ncalls", "95 %\ninterval", "nothing:\nprecision", "\nrecall", "as\nreference",
              "same\ntokens", "invalid", "cut")
@@ -53,7 +54,7 @@ def table(found: Sequence[Evaluated]) -> Section:
 
 
 def _short(p: Proportion | None) -> str:
-    return "-" if p is None else f"{points(p.share)} %\n{whole(p.count)}/{whole(p.of)}"
+    return "-" if p is None else f"{points(p.share)} % {whole(p.count)}/{whole(p.of)}"
 
 
 def _name(f: Evaluated) -> str:

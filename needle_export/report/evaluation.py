@@ -92,7 +92,7 @@ class Evaluation:
         tool_names: the right tools in the right order, whatever the arguments.
         nothing_precision: of answers that call nothing, those to queries that call for nothing; None of no such answer.
         nothing_recall: of queries that call for nothing, those answered so; None of no such query.
-        invalid: answers that aren't calls.
+        invalid: answers that aren't valid calls of the tools.
         cut: answers that hadn't ended at a limit, which count as wrong.
         reference: beside the float32 reference; None where it wasn't asked.
         reference_why: why not; empty otherwise.

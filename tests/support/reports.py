@@ -60,7 +60,8 @@ def make_evaluation(exact: int = 180, queries: int = 200, **changes: Any) -> Eva
         max_new_tokens=256, runtime="onnxruntime 1.32.0", exact_calls=make_share(exact, queries),
         tool_names=make_share(exact + 10, queries), nothing_precision=make_share(18, 24),
         nothing_recall=make_share(18, 20), invalid=make_share(0, queries), cut=make_share(3, queries),
-        reference=ReferenceAnswers(make_share(exact + 2, queries), make_share(195, queries), make_share(190, queries)),
+        reference=ReferenceAnswers(make_share(exact + 2, queries), make_share(queries - 5, queries),
+                                   make_share(queries - 10, queries)),
         reference_why="")
     return dataclasses.replace(made, **changes)
 

@@ -217,3 +217,20 @@ def test_decode_alone_opens_one_graph_and_computes_the_same(artifact):
     whole = OnnxRunner(folder)
     stepped = np.concatenate([whole.feed(ids[i : i + 1]) for i in range(len(ids))])
     assert np.array_equal(alone.feed(ids), stepped)
+
+
+def test_it_goes_back_exactly(artifact):
+    """From behind a ring's wrap, and whatever was read since."""
+    runner, ids = OnnxRunner(artifact[0]), tokens(SMALL, 60)
+    for length in (1, 7, 40):
+        runner.reset()
+        runner.feed(ids[:length])
+        saved = runner.save()
+        first = np.concatenate([runner.feed(ids[length:50]), *(runner.feed(ids[i : i + 1]) for i in range(50, 60))])
+        state = {name: value.copy() for name, value in runner.state().items()}
+        runner.reset()
+        runner.feed(ids[::-1][:59])
+        runner.restore(saved)
+        again = np.concatenate([runner.feed(ids[length:50]), *(runner.feed(ids[i : i + 1]) for i in range(50, 60))])
+        assert np.array_equal(first, again)
+        assert all(np.array_equal(runner.state()[name], value) for name, value in state.items())

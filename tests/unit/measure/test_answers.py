@@ -14,8 +14,9 @@ ON, OFF = Call("set_lights", {"room": "kitchen"}), Call("set_lights", {"room": "
 PLAY = Call("play", {})
 
 
-def answer(*calls: Call, tokens: tuple[int, ...] = (1,), finished: bool = True, valid: bool = True) -> Answer:
-    return Answer(tokens, "", calls if valid else None, finished, 9, 0.1, 0.1)
+def answer(*calls: Call, tokens: tuple[int, ...] = (1,), finished: bool = True, valid: bool = True,
+           problem: str = "") -> Answer:
+    return Answer(tokens, "", calls if valid else None, finished, 9, 0.1, 0.1, problem)
 
 
 @pytest.mark.parametrize(("right", "given", "counted"), [
@@ -29,6 +30,7 @@ def answer(*calls: Call, tokens: tuple[int, ...] = (1,), finished: bool = True, 
     ((ON,), answer(), {"nothing"}),
     ((ON,), answer(valid=False), {"invalid"}),
     ((), answer(valid=False), {"to_nothing", "invalid"}),
+    ((ON,), answer(OFF, problem="no such room"), {"names", "invalid"}),
     ((ON,), answer(ON, finished=False), {"cut"}),
     ((), answer(finished=False), {"to_nothing", "cut"}),
 ])
