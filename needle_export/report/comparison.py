@@ -154,8 +154,8 @@ def unbeaten(points: Sequence[tuple[float, float] | None]) -> list[bool | None]:
 def compare(reports: Sequence[tuple[str, Report]], sort: str = SORTS[0]) -> Comparison:
     """The artifacts of reports in one table.
 
-    Prefill is of the longest prompt that was measured of all of them, or of each one's longest if there is none; answers
-    are likewise of an evaluation that all of them have which have any.
+    Prefill is of the longest prompt that was measured of all of them, or of each one's longest if there is none;
+    answers are likewise of an evaluation that all of them have which have any.
 
     Args:
         reports: each with the name that its artifacts go by.

@@ -202,7 +202,8 @@ def test_text_has_all_in_100_columns() -> None:
     missing = render(compare([("a", built(10, 0.1, latency=None, memory=None))]), "text")
     assert "* a onnx fp32 10 700 - - - 0.1 90.0 1.3e-06 90.0" in " ".join(missing.split())
     # A column without a figure has no unit.
-    assert " ".join(missing.splitlines()[3].split()) == "folder artifact B B RSS decode prefill KL equal % error calls %"
+    heads = " ".join(missing.splitlines()[3].split())
+    assert heads == "folder artifact B B RSS decode prefill KL equal % error calls %"
 
 
 def test_what_rounded_caches_cost_has_a_column_where_any_are() -> None:
