@@ -45,8 +45,9 @@ def test_it_says_what_there_is(run: Run, dist: Path, other: Path) -> None:
     assert result.exit_code == 0 and result.stderr == ""
     rows = [line.split() for line in result.stdout.splitlines() if " onnx " in line]
     # The loss of the first isn't in its report, so it can't be marked.
-    assert [row[:4] for row in rows] == [["dist", "onnx", "fp32", "2.15"], ["*", "other/report.json", "onnx", "int8"]]
-    assert rows[1][4:] == ["9.00", "700", "128.0", "2.50", "3,200", "0.25", "50.0", "1.3e-06"]
+    # And the long name of the second has no room in one line.
+    assert [row[:4] for row in rows] == [["dist", "onnx", "fp32", "2.15"], ["*", "other/report.", "onnx", "int8"]]
+    assert rows[1][4:] == ["9.00", "700", "128.0", "2.50", "3,200", "0.25", "50.0", "1.3e-06", "90.0"]
     assert "can't be marked, as the loss is unknown: dist\n" in result.stdout
 
 
@@ -94,7 +95,7 @@ def drop_report(folder: Path) -> None:
 
 @pytest.mark.parametrize(("spoil", "sentence"), [
     (spoil_report, "report.json: line 1 isn't valid JSON"),
-    (spoil_schema, "report.json: schema: the report has schema 1, and this version reads 3"),
+    (spoil_schema, "report.json: schema: the report has schema 1, and this version reads 4"),
     (drop_memory, "report.json: artifacts[0].memory: the key is missing"),
     (cut_file, "model.onnx: this file has 3 bytes, and the report says 9000"),
     (drop_file, "model.onnx: this file of the artifact is missing"),

@@ -37,7 +37,7 @@ def test_with_defaults(run: Run, asked: list[Any]) -> None:
     assert result.exit_code == 0, result.stderr
     assert asked == [((Path("dist"),), EvaluationOptions(Path("q.jsonl")))]
     text = " ".join(result.stdout.split())
-    for said in ("dist onnx int4", "90.0 %", "180/200", "89.0 to", "91.0 %", "not compared: no --checkpoint was given",
+    for said in ("dist onnx int4", "90.0 %", "180/200", "89.0 to", "91.0", "not compared: no --checkpoint was given",
                  "of heldout.jsonl ffffffff", "200 queries, with the grammar", "ran in onnxruntime 1.32.0"):
         assert said in text, said
     assert "RANDOM" not in text and max(map(len, result.stdout.splitlines())) <= 100
