@@ -11,7 +11,7 @@ DEMO := build/demo
 
 # The stamps say how far the venv is set up; a changed pyproject.toml makes them stale.
 VENV_STAMP := $(VENV)/.stamp-venv
-ONNX_STAMP := $(VENV)/.stamp-onnx
+ALL_STAMP := $(VENV)/.stamp-all
 FULL_STAMP := $(VENV)/.stamp-full
 
 # The older of the two TFLite runtimes needs a NumPy that nothing else here takes, hence a venv of its own.
@@ -29,11 +29,8 @@ help: ## List these targets
 
 setup: $(FULL_STAMP) $(TFLITE214_STAMP) ## Make the venvs with everything that the tests need
 
-demo: $(ONNX_STAMP) ## Make a small random checkpoint, export it to ONNX, print its report
-	@mkdir -p $(DEMO)
-	$(BIN)/needle-export sample $(DEMO)/small.safetensors --geometry small --layers 5
-	$(BIN)/needle-export build $(DEMO)/small.safetensors --target onnx --context 128 --out $(DEMO)/dist --quiet
-	$(BIN)/needle-export report $(DEMO)/dist
+demo: $(ALL_STAMP) ## Export the small model that comes along for every target, and ask each
+	$(BIN)/needle-export demo --out $(DEMO)
 
 train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (about half an hour)
 	$(BIN)/needle-export train-demo --out build/train-demo
@@ -70,14 +67,14 @@ $(VENV_STAMP):
 	@touch $@
 
 # torch comes first and alone, so that the build chosen for this machine is in place before anything else asks for one.
-$(ONNX_STAMP): $(VENV_STAMP) pyproject.toml
-	@echo "Installing torch, ONNX Runtime and needle-export into $(VENV); the first time takes minutes."
+$(ALL_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "Installing torch, needle-export and the runtimes of all targets into $(VENV); the first time takes minutes."
 	$(PIP) install $(QUIET) 'torch==2.13.0'
-	$(PIP) install $(QUIET) -e '.[onnx]'
+	$(PIP) install $(QUIET) -e '.[all]'
 	@touch $@
 
-$(FULL_STAMP): $(ONNX_STAMP) pyproject.toml
-	@echo "Installing what the tests need: litert-torch, coremltools and the JAX oracle among it."
+$(FULL_STAMP): $(ALL_STAMP) pyproject.toml
+	@echo "Installing what the tests need, the JAX oracle among it."
 	$(PIP) install $(QUIET) -e '.[all,test,oracle]'
 	@touch $@
 

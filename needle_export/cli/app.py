@@ -38,6 +38,7 @@ COMMANDS = {
     "compare": "needle_export.cli.compare",
     "check": "needle_export.cli.check",
     "diff": "needle_export.cli.diff",
+    "demo": "needle_export.cli.demo",
     "schemes": "needle_export.cli.schemes",
     "cache": "needle_export.cli.cache",
     "devices": "needle_export.cli.devices",

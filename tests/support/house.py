@@ -12,10 +12,11 @@ _NAMES = """answering assemble calibration demo estimates evaluation importing i
             runtimes timing"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
-PIPELINE = _BELOW | {"pipeline", "batch"}
+PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
 
 #: Which of these stand above others: one build over what it is made of, several over one.
-ABOVE = {"evaluation": frozenset({"assemble", "loading"}), "pipeline": _BELOW, "batch": _BELOW | {"pipeline"}}
+ABOVE = {"evaluation": frozenset({"assemble", "loading"}), "pipeline": _BELOW, "batch": _BELOW | {"pipeline"},
+         "demonstration": _BELOW | {"pipeline", "batch"}}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})

@@ -1,0 +1,114 @@
+"""needle-export demo"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from needle_export.cli.failures import describe
+from needle_export.cli.output import emit, page_width, use_color
+from needle_export.cli.shared import define, json_option, names, progress_of
+from needle_export.config.options import TARGETS, WEIGHTS
+from needle_export.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from needle_export.demonstration import Row
+
+#: Room for the answer.
+_SHORT = {"verified-on-runtime": "verified", "verified-by-evaluator": "evaluated"}
+
+
+@define("demo", "demo", 'demo --targets onnx,tflite --query "set the heating to 21 degrees"',
+        "demo --weights fp16 --out demo-builds/ --json")
+@click.option("--targets", type=names, default=",".join(TARGETS), show_default=True, metavar="NAMES",
+              help="Targets to build for, separated by commas.")
+@click.option("--query", metavar="TEXT", help='The request; "turn on the kitchen lights" if left out.')
+@click.option("--weights", type=click.Choice(WEIGHTS), default="int4", show_default=True,
+              help="How the weights lie in the files.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="Folder to keep the builds in, one for each target; they aren't kept if left out.")
+@json_option
+def command(targets: tuple[str, ...], query: str | None, weights: str, out: Path | None, as_json: bool) -> None:
+    """Build the small model that comes along, and ask it.
+
+    The model is a demonstration, not Needle 3: it calls six tools of a home assistant. It is exported and verified for
+    each target, and then asked one request in the target's own runtime (a Core ML build in the evaluator). A target
+    whose runtime isn't installed says so and fails only if no other could be asked.
+    """
+    for target in targets:
+        if target not in TARGETS:
+            raise UsageError(f"there is no target {target!r}", where="--targets",
+                             fix=f"choose from {', '.join(TARGETS)}")
+    if not targets or len(set(targets)) < len(targets):
+        raise UsageError("each target is named once", where="--targets")
+    from needle_export import demonstration, reuse
+
+    query = demonstration.QUERY if query is None else query
+    with _folder(out) as folder, progress_of(silent=as_json) as progress:
+        rows = list(demonstration.run(targets, query, weights, folder, progress, reuse.open_cache()))
+    emit(_json(query, rows) if as_json else _text(query, rows))
+    failures = [(row.target, describe(row.error)) for row in rows if row.error is not None]
+    for target, failure in failures:
+        click.echo(f"error: {target}: {failure.sentence}", err=True)
+    codes = [describe(row.error).exit_code for row in rows if row.error is not None and not row.absent]
+    if codes or len(failures) == len(rows):
+        raise click.exceptions.Exit(codes[0] if codes else Unsupported.exit_code)
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """The folder for the builds, or one that goes when the command ends."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="needle-export-demo-") as folder:
+        yield Path(folder)
+
+
+def _text(query: str, rows: Sequence[Row]) -> str:
+    from needle_export.report.text import Page
+    from needle_export.report.units import milliseconds, size
+    from needle_export.report.view import Section
+
+    cells = []
+    for row in rows:
+        found = None if row.session is None else row.session.answers[0]
+        cells.append((
+            row.target,
+            row.weights,
+            "-" if row.bytes is None else size(row.bytes),
+            row.answer or "-",
+            "-" if found is None or found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}",
+            "-" if found is None else milliseconds(found.first_token_ms),
+            _SHORT.get(row.status, row.status) if row.error is None else "not here" if row.absent else "failed",
+        ))
+    page = Page(color=use_color(), width=page_width())
+    columns = ("target", "scheme", "size", "answer", "tokens/s", "first token", "status")
+    page.section(Section(query, columns, tuple(cells), frozenset({2, 4, 5})))
+    page.note("verified: run in its runtime and compared with the reference; evaluated: so in an evaluator of ours, "
+              "whose speed says nothing about a device")
+    page.note("the model that comes along is a demonstration, not Needle 3; times are of one request, on this machine")
+    return page.text()
+
+
+def _json(query: str, rows: Sequence[Row]) -> str:
+    from needle_export.report.codec import encode
+
+    listed: list[dict[str, Any]] = [
+        {
+            "target": row.target,
+            "weights": row.weights,
+            "status": row.status or None,
+            "total_bytes": row.bytes,
+            "session": None if row.session is None else encode(row.session),
+            "error": None if row.error is None else json.loads(describe(row.error).as_json())["error"],
+        }
+        for row in rows
+    ]
+    return json.dumps({"query": query, "targets": listed}, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
