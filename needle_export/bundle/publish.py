@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from needle_export.bundle.site import SITE_NAME, listed_site_files
 from needle_export.bundle.swap import exchange, hold, locked, sync, sync_tree
 from needle_export.errors import BadInput, NeedleExportError, UsageError
 from needle_export.report.schema import REPORT_NAME, listed_files
@@ -228,18 +229,19 @@ def _previous(out: Path) -> Path:
 
 
 def _foreign(folder: Path) -> str | None:
-    """What a folder holds that no build made; None when it is empty or an artifact."""
+    """What a folder holds that no build made; None when it is empty, an artifact or a site."""
     top = sorted(path.name for path in folder.iterdir())
     if not top:
         return None
     # Decided before looking any deeper: the folder may be somebody's home.
-    if REPORT_NAME not in top:
+    mark = next((name for name in (REPORT_NAME, SITE_NAME) if name in top), None)
+    if mark is None:
         return top[0]
     try:
         # Of any version: what an earlier one built is as replaceable as what this one did.
-        known = SIDE_FILES | listed_files(folder)
+        known = SIDE_FILES | listed_files(folder) if mark == REPORT_NAME else listed_site_files(folder)
     except BadInput:
-        return f"a {REPORT_NAME} that can't be read"
+        return f"a {mark} that can't be read"
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name not in known and (path.is_symlink() or not path.is_dir()):
