@@ -5,11 +5,11 @@ tests/test_house.py enforces them. A new exception belongs here, with its reason
 
 from __future__ import annotations
 
-STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle", "generate"})
+STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle", "generate", "web"})
 
 #: What runs the stages and hands values from one to the next.
 _NAMES = """answering assemble calibration demo estimates evaluation importing inspection loading plan provenance reuse
-            runtimes timing"""
+            runtimes timing website"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
@@ -53,6 +53,7 @@ SHARED = {
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
     ("bundle.rewrite", "checkpoint.files"): "the same",
     ("bundle.cache", "checkpoint.files"): "the hash of a file",
+    ("web.runtime", "checkpoint.files"): "writing a file whole or not at all",
 }
 
 #: Stages that commands call without the pipeline, because one function of one stage is all they do.
