@@ -18,6 +18,9 @@ FULL_STAMP := $(VENV)/.stamp-full
 TFLITE214 := .venv-tflite-2.14
 TFLITE214_STAMP := $(TFLITE214)/.stamp
 
+# What sites run in, from npm; the first of its files stands for it.
+WEB := build/onnxruntime-web/ort.wasm.min.mjs
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo train-demo test test-slow lint type bench clean
@@ -27,7 +30,7 @@ help: ## List these targets
 	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with; QUIET= shows pip's output;"
 	@echo "  WORKERS=4 shares the tests out to more processes."
 
-setup: $(FULL_STAMP) $(TFLITE214_STAMP) ## Make the venvs with everything that the tests need
+setup: $(FULL_STAMP) $(TFLITE214_STAMP) $(WEB) ## Make the venvs with everything that the tests need
 
 demo: $(ALL_STAMP) ## Export the small model that comes along for every target, and ask each
 	$(BIN)/needle-export demo --out $(DEMO)
@@ -35,10 +38,10 @@ demo: $(ALL_STAMP) ## Export the small model that comes along for every target, 
 train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (about half an hour)
 	$(BIN)/needle-export train-demo --out build/train-demo
 
-test: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests, without those marked slow
+test: $(FULL_STAMP) $(TFLITE214_STAMP) $(WEB) ## Run the tests, without those marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: $(FULL_STAMP) $(TFLITE214_STAMP) ## Run the tests marked slow
+test-slow: $(FULL_STAMP) $(TFLITE214_STAMP) $(WEB) ## Run the tests marked slow
 	$(BIN)/python -m pytest -m slow
 
 lint: $(FULL_STAMP) ## Check the code with ruff
@@ -77,6 +80,10 @@ $(FULL_STAMP): $(ALL_STAMP) pyproject.toml
 	@echo "Installing what the tests need, the JAX oracle among it."
 	$(PIP) install $(QUIET) -e '.[all,test,oracle]'
 	@touch $@
+
+# Where there is no npm the file stays away, and this says so each time.
+$(WEB): $(FULL_STAMP)
+	@$(BIN)/python -m tests.support.web_runtime && { [ ! -f $@ ] || touch $@; }
 
 # Where there is no wheel the stamp stays away, so this says so each time; the tests that need it are skipped.
 $(TFLITE214_STAMP):

@@ -34,6 +34,7 @@ COMMANDS = {
     "evaluate": "needle_export.cli.evaluate",
     "eval": "needle_export.cli.eval",
     "run": "needle_export.cli.run",
+    "web": "needle_export.cli.web",
     "report": "needle_export.cli.report",
     "compare": "needle_export.cli.compare",
     "check": "needle_export.cli.check",

@@ -1,0 +1,268 @@
+"""A site in a browser: the tokens that Python gets, nothing from anywhere else, numbers that are numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import http.server
+import json
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from needle_export import pipeline
+from needle_export.checkpoint.geometry import SMALL
+from needle_export.checkpoint.sample import write_sample
+from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.config.options import BuildOptions
+from needle_export.config.progress import NullProgress
+from needle_export.generate.assistant import Assistant
+from needle_export.generate.schemas import read_tools
+from needle_export.targets.onnx.session import OnnxRunner
+from needle_export.website import make_site
+from tests.browser.test_page import cut_off, illegible, seen
+from tests.support.tokenizers import train_tokenizer
+from tests.support.web_runtime import VARIABLE, runtime_folder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from playwright.sync_api import Page as Tab
+
+#: Milliseconds that a step may take on a busy machine.
+PATIENCE = 240_000
+
+TOOLS = [
+    {"name": "turn_on_lights", "description": "Turn lights on", "parameters": {
+        "type": "object", "properties": {"room": {"type": "string", "enum": ["kitchen", "hall"]},
+                                         "level": {"type": "integer", "minimum": 0, "maximum": 100}},
+        "required": ["room"]}},
+    {"name": "set_alarm", "description": "Set an alarm", "parameters": {
+        "type": "object", "properties": {"time": {"type": "string"}}, "required": ["time"]}},
+]
+REQUESTS = (
+    "turn on the kitchen lights", "set an alarm for seven tomorrow", "what is weather in Lagos", "play some jazz music",
+    "Zürich – 25 °C?", "日本語", "<think> about it", "  two  spaces ", "call mum", "{\"name\":\"set_alarm\"}",
+)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Path:
+    found = runtime_folder()
+    if found is None:
+        pytest.skip(f"no onnxruntime-web here: sites are untested (make setup fetches it with npm, or set {VARIABLE})")
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build with 4-bit weights and 8-bit caches, whose rings wrap within a prompt."""
+    folder = tmp_path_factory.mktemp("build")
+    geometry = dataclasses.replace(SMALL, vocab_size=train_tokenizer(folder).vocab_size)
+    write_sample(folder / "small.safetensors", geometry, 5)
+    options = BuildOptions(checkpoint=str(folder / "small.safetensors"), target="onnx", out=folder / "dist",
+                           weights="int4", cache="int8", context=512)
+    pipeline.build(options, NullProgress())
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def site(dist: Path, root: Path, runtime: Path) -> Path:
+    """A site in a folder of a folder that is served."""
+    out = root / "a folder" / "site"
+    make_site(dist, out, tools=TOOLS, title="Lights & alarms", system="Be brief.", runtime=runtime,
+              progress=NullProgress())
+    return out
+
+
+@pytest.fixture(scope="module")
+def tokenizer(dist: Path) -> Tokenizer:
+    return load_tokenizer(dist / "tokenizer.model")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A static server that says nothing, and isolates pages where it is asked to."""
+
+    isolated = False
+
+    def end_headers(self) -> None:
+        if self.isolated:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Isolating(Quiet):
+    isolated = True
+
+
+def served(root: Path, handler: type[Quiet]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(root))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def origin(root: Path) -> Iterator[str]:
+    yield from served(root, Quiet)
+
+
+@pytest.fixture(scope="module")
+def tab(chromium: Browser, site: Path, origin: str) -> Iterator[Tab]:
+    """The page, ready, with what it asked for and complained about in ``tab.asked`` and ``tab.told``."""
+    context = chromium.new_context(color_scheme="light", viewport={"width": 1100, "height": 900})
+    tab = context.new_page()
+    tab.told, tab.asked = [], []  # type: ignore[attr-defined]
+    tab.on("console", lambda message: tab.told.append(message.text))  # type: ignore[attr-defined]
+    tab.on("pageerror", lambda error: tab.told.append(str(error)))  # type: ignore[attr-defined]
+    context.on("request", lambda asked: tab.asked.append(asked.url))  # type: ignore[attr-defined]
+    tab.goto(f"{origin}a%20folder/site/")
+    settled(tab, "ready")
+    yield tab
+    context.close()
+
+
+def settled(tab: Tab, state: str) -> None:
+    tab.wait_for_selector(f"body[data-state={state}], body[data-state=failed]", timeout=PATIENCE)
+    assert tab.evaluate("document.body.dataset.state") == state, tab.inner_text("#error")
+
+
+def ask(tab: Tab, request: str, constrained: bool) -> list[int]:
+    """Types a request, as a user would; the tokens of its answer."""
+    tab.set_checked("#constrained", constrained)
+    tab.fill("#request", request)
+    tab.press("#request", "Enter")
+    settled(tab, "answered")
+    tokens: list[int] = json.loads(tab.evaluate("document.body.dataset.tokens"))
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def expected(site: Path, tokenizer: Tokenizer) -> dict[bool, list[list[int]]]:
+    """Tokens by Python's loop, on the site's own graphs in ONNX Runtime; within the grammar, and free."""
+    runner = OnnxRunner(site / "model")
+    found = {}
+    for constrained in (True, False):
+        assistant = Assistant(runner, tokenizer, read_tools(TOOLS), system="Be brief.", constrained=constrained)
+        found[constrained] = [list(assistant.ask(request.strip()).tokens) for request in REQUESTS]
+    return found
+
+
+@pytest.mark.parametrize("constrained", [True, False], ids=["within the grammar", "free"])
+def test_ten_requests_get_the_tokens_that_python_gets(
+    tab: Tab, expected: dict[bool, list[list[int]]], constrained: bool
+) -> None:
+    wanted = expected[constrained]
+    assert len({token for tokens in wanted for token in tokens}) > 20  # or equal tokens would prove nothing
+    assert [ask(tab, request, constrained) for request in REQUESTS] == wanted
+
+
+def test_the_calls_are_shown(tab: Tab, expected: dict[bool, list[list[int]]]) -> None:
+    ask(tab, REQUESTS[0], True)
+    shown = tab.inner_text("#calls")
+    assert any(name in shown for name in ("turn_on_lights", "set_alarm", "Nothing is called."))
+
+
+def test_numbers_are_numbers(tab: Tab) -> None:
+    ask(tab, REQUESTS[0], True)
+    numbers = {name: float(tab.get_attribute(f"#{name}", "data-value") or "nan")
+               for name in ("speed", "first", "tokens", "model", "wasm", "heap")}
+    assert all(number > 0 for number in numbers.values()), numbers
+    assert numbers["wasm"] > numbers["model"]
+    assert "on one thread (the page isn't cross-origin isolated)" in tab.inner_text("#state")
+
+
+def test_nothing_comes_from_anywhere_else_and_nothing_is_said(tab: Tab, origin: str) -> None:
+    assert tab.told == []  # type: ignore[attr-defined]
+    asked = set(tab.asked)  # type: ignore[attr-defined]
+    assert {url for url in asked if not url.startswith(f"{origin}a%20folder/site/")} == set()
+    assert f"{origin}a%20folder/site/model/weights.bin" in asked
+
+
+def test_it_takes_a_keyboard_alone(tab: Tab) -> None:
+    tab.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(5):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert reached[:4] == ["request", "ask", "constrained", "SUMMARY"]
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_it_is_legible(tab: Tab, width: int) -> None:
+    ask(tab, REQUESTS[0], True)
+    found = seen(tab, width)
+    assert illegible(found) == []
+    assert cut_off(found) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_an_isolated_page_has_more_threads_and_the_same_tokens(
+    chromium: Browser, site: Path, root: Path, expected: dict[bool, list[list[int]]]
+) -> None:
+    for origin in served(root, Isolating):
+        tab = chromium.new_page()
+        tab.goto(f"{origin}a%20folder/site/index.html")
+        settled(tab, "ready")
+        threads = tab.evaluate("Math.min(4, Math.max(1, navigator.hardwareConcurrency >> 1))")
+        assert ("on one thread." if threads == 1 else f"on {threads} threads.") in tab.inner_text("#state")
+        assert ask(tab, REQUESTS[0], True) == expected[True][0]
+        tab.close()
+
+
+def test_opened_as_a_file_it_says_how_to_serve_it(chromium: Browser, site: Path) -> None:
+    tab = chromium.new_page()
+    tab.goto((site / "index.html").as_uri())
+    assert "python3 -m http.server" in tab.inner_text("main")
+    tab.close()
+
+
+def test_a_missing_file_is_one_sentence(chromium: Browser, site: Path, origin: str) -> None:
+    tab = chromium.new_page()
+    tab.route("**/prefill.onnx", lambda route: route.fulfill(status=404))
+    tab.goto(f"{origin}a%20folder/site/")
+    settled(tab, "failed")
+    assert tab.inner_text("#error") == "model/prefill.onnx couldn't be loaded (HTTP 404)."
+    tab.close()
+
+
+def texts() -> list[str]:
+    """Text of all kinds: words, markers, spaces, Unicode of every plane."""
+    rng = random.Random(0)
+    words = [*" ".join(REQUESTS).split(" "), "<tool_call>", "</tool_call>", "<|im_end|>", "\n", "\t", " ", "  ", "▁",
+             "\0", "e\u0301", "👩‍👩‍👧", "\ufeff", "</s>", "<0x41>", "ﬁ", "İ", "\u202e", "[]", "{\"", ":"]
+    mixed = ["".join(rng.choice(words) + rng.choice(["", " "]) for _ in range(rng.randint(1, 12))) for _ in range(300)]
+    planes = ((32, 0x7E), (0x80, 0x7FF), (0x800, 0xD7FF), (0x10000, 0x10FFFF))
+    odd = ["".join(chr(rng.randint(*rng.choice(planes))) for _ in range(rng.randint(1, 20))) for _ in range(200)]
+    return ["", " ", *REQUESTS, *mixed, *odd]
+
+
+def test_its_tokenizer_is_pythons(tab: Tab, tokenizer: Tokenizer) -> None:
+    given = texts()
+    rng = random.Random(1)
+    streams = [[rng.randrange(tokenizer.vocab_size) for _ in range(rng.randint(0, 12))] for _ in range(200)]
+    found = tab.evaluate(
+        """async ({ table, texts, streams }) => {
+          const { Tokenizer } = await import("./tokenizer.js");
+          const tokenizer = new Tokenizer(table);
+          return { encoded: texts.map((text) => tokenizer.encode(text)),
+                   decoded: streams.map((ids) => tokenizer.decode(ids)),
+                   bytes: tokenizer.bytes.map((bytes) => [...bytes]) };
+        }""",
+        {"table": asdict(tokenizer.table), "texts": given, "streams": streams})
+    assert found["encoded"] == [tokenizer.encode(text) for text in given]
+    assert found["decoded"] == [tokenizer.decode(ids) for ids in streams]
+    assert found["bytes"] == [list(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
