@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.web dist/int4 dist/fp32
 
-Forced tokens, one thread, in headless Chromium; the tokens that would have been chosen are counted as equal or not. Both
-run in turns in one go, but in processes of their own: trust the ratios of rows rather than the times.
+Forced tokens, one thread, in headless Chromium; the tokens that would have been chosen are counted as equal or not.
+Both run in turns in one go, but in processes of their own: trust the ratios of rows rather than the times.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from needle_export.config.progress import NullProgress
 from needle_export.generate.assistant import Assistant
 from needle_export.generate.schemas import read_tools
 from needle_export.targets.onnx.session import OnnxRunner
+from needle_export.targets.onnx.widen import Matrix, unpack
 from needle_export.website import make_site
 from tests.browser.test_page import cut_off, illegible, seen
 from tests.support.tokenizers import train_tokenizer
@@ -153,6 +154,8 @@ def ask(tab: Tab, request: str, constrained: bool) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(site: Path, tokenizer: Tokenizer) -> dict[bool, list[list[int]]]:
     """Tokens by Python's loop, on the site's own graphs in ONNX Runtime; within the grammar, and free."""
+    about = json.loads((site / "site.json").read_text(encoding="utf-8"))["model"]
+    unpack(site / "model", [Matrix(**matrix) for matrix in about["matrices"]])
     runner = OnnxRunner(site / "model")
     found = {}
     for constrained in (True, False):

@@ -100,6 +100,8 @@ def widen(folder: Path, out: Path) -> Contract:
     for name in FILES.values():
         try:
             model = onnx.load(str(folder / name), load_external_data=False)
+            if not model.graph.node:
+                raise ValueError("it is empty")
             changed = widening.graph(model.graph)
         except Unsupported:
             raise
