@@ -64,7 +64,7 @@ def test_the_tables_of_schemes_are_the_commands() -> None:
 def test_make_targets_in_readme() -> None:
     listing = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
     targets = set(re.findall(r"^  make ([a-z-]+) ", listing, re.M))
-    assert targets == {"help", "setup", "demo", "test", "test-slow", "lint", "type", "bench", "clean"}
+    assert targets == {"help", "setup", "demo", "train-demo", "test", "test-slow", "lint", "type", "bench", "clean"}
     line = next(p for p in README.split("\n\n") if p.startswith("`make` lists all targets"))
     assert set(re.findall(r"`([a-z-]+)`", line)) - {"make"} == targets - {"help"}
 

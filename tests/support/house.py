@@ -5,7 +5,8 @@ tests/test_house.py enforces them. A new exception belongs here, with its reason
 
 from __future__ import annotations
 
-STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle", "generate", "web"})
+STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measure", "report", "bundle", "generate",
+                    "web"})
 
 #: What runs the stages and hands values from one to the next.
 _NAMES = """answering assemble calibration demo estimates evaluation importing inspection loading plan provenance reuse
@@ -16,7 +17,7 @@ PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
 
 #: Which of these stand above others: one build over what it is made of, several over one.
 ABOVE = {"evaluation": frozenset({"assemble", "loading"}), "pipeline": _BELOW, "batch": _BELOW | {"pipeline"},
-         "demonstration": _BELOW | {"pipeline", "batch"}}
+         "demonstration": _BELOW | {"pipeline", "batch"}, "website": frozenset({"reuse"})}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
