@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import http.server
 import json
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from needle_export import pipeline
-from needle_export.checkpoint.geometry import SMALL
-from needle_export.checkpoint.sample import write_sample
+from needle_export import demo, pipeline
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
-from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
+from needle_export.config.recipe import load_recipe
 from needle_export.generate.assistant import Assistant
 from needle_export.generate.schemas import read_tools
+from needle_export.plan import resolve
 from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.targets.onnx.widen import Matrix, unpack
 from needle_export.website import make_site
 from tests.browser.test_page import cut_off, illegible, seen
-from tests.support.tokenizers import train_tokenizer
 from tests.support.web_runtime import VARIABLE, runtime_folder
 
 if TYPE_CHECKING:
@@ -37,17 +35,12 @@ if TYPE_CHECKING:
 #: Milliseconds that a step may take on a busy machine.
 PATIENCE = 240_000
 
-TOOLS = [
-    {"name": "turn_on_lights", "description": "Turn lights on", "parameters": {
-        "type": "object", "properties": {"room": {"type": "string", "enum": ["kitchen", "hall"]},
-                                         "level": {"type": "integer", "minimum": 0, "maximum": 100}},
-        "required": ["room"]}},
-    {"name": "set_alarm", "description": "Set an alarm", "parameters": {
-        "type": "object", "properties": {"time": {"type": "string"}}, "required": ["time"]}},
-]
+#: Orders that the model was made for, things that it should leave, and texts that no tokenizer is made for.
 REQUESTS = (
-    "turn on the kitchen lights", "set an alarm for seven tomorrow", "what is weather in Lagos", "play some jazz music",
-    "Zürich – 25 °C?", "日本語", "<think> about it", "  two  spaces ", "call mum", "{\"name\":\"set_alarm\"}",
+    "turn on the kitchen lights", "set a pasta timer for twelve minutes",
+    "lock the front door and close the study blinds", "play golden rivers by nina holt in the lounge",
+    "what is the weather", "dim the bedroom lights to 35%",
+    "Zürich – 25 °C?", "日本語", "  two  spaces ", "set the heating to {\"degrees\":21}",
 )
 
 
@@ -66,22 +59,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build with 4-bit weights, whose rings wrap within a prompt."""
-    folder = tmp_path_factory.mktemp("build")
-    geometry = dataclasses.replace(SMALL, vocab_size=train_tokenizer(folder).vocab_size)
-    write_sample(folder / "small.safetensors", geometry, 5)
-    options = BuildOptions(checkpoint=str(folder / "small.safetensors"), target="onnx", out=folder / "dist",
-                           weights="int4", context=512)
-    pipeline.build(options, NullProgress())
-    return folder / "dist"
+    """The demo model as the recipe for browsers has it: 4-bit weights, caches of int8."""
+    out = tmp_path_factory.mktemp("build") / "dist"
+    plan = resolve(load_recipe("web"), None, {"bench": False}, checkpoint="demo:", out=out)
+    pipeline.build(plan.options, NullProgress())
+    if not (out / "tokenizer.model").exists():
+        shutil.copy(demo.files().tokenizer, out)
+    return out
 
 
 @pytest.fixture(scope="module")
-def site(dist: Path, root: Path, runtime: Path) -> Path:
+def tools() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(demo.files().tools.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(dist: Path, root: Path, runtime: Path, tools: list[dict[str, object]]) -> Path:
     """A site in a folder of a folder that is served."""
     out = root / "a folder" / "site"
-    make_site(dist, out, tools=TOOLS, title="Lights & alarms", system="Be brief.", runtime=runtime,
-              progress=NullProgress())
+    make_site(dist, out, tools=tools, title="Lights & doors", system="", runtime=runtime, progress=NullProgress())
     return out
 
 
@@ -152,14 +149,14 @@ def ask(tab: Tab, request: str, constrained: bool) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(site: Path, tokenizer: Tokenizer) -> dict[bool, list[list[int]]]:
+def expected(site: Path, tokenizer: Tokenizer, tools: list[dict[str, object]]) -> dict[bool, list[list[int]]]:
     """Tokens by Python's loop, on the site's own graphs in ONNX Runtime; within the grammar, and free."""
     about = json.loads((site / "site.json").read_text(encoding="utf-8"))["model"]
     unpack(site / "model", [Matrix(**matrix) for matrix in about["matrices"]])
     runner = OnnxRunner(site / "model")
     found = {}
     for constrained in (True, False):
-        assistant = Assistant(runner, tokenizer, read_tools(TOOLS), system="Be brief.", constrained=constrained)
+        assistant = Assistant(runner, tokenizer, read_tools(tools), constrained=constrained)
         found[constrained] = [list(assistant.ask(request.strip()).tokens) for request in REQUESTS]
     return found
 
@@ -211,12 +208,17 @@ def test_it_takes_a_keyboard_alone(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1100])
-def test_it_is_legible(tab: Tab, width: int) -> None:
+def test_it_is_legible(chromium: Browser, site: Path, origin: str, width: int) -> None:
+    """In a window of its own: one that is resized may keep what it was drawn by."""
+    tab = chromium.new_page(color_scheme="light", viewport={"width": width, "height": 900})
+    tab.goto(f"{origin}a%20folder/site/")
+    settled(tab, "ready")
     ask(tab, REQUESTS[0], True)
-    found = seen(tab, width)
+    found = seen(tab)
     assert illegible(found) == []
     assert cut_off(found) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.close()
 
 
 def test_an_isolated_page_has_more_threads_and_the_same_tokens(
