@@ -18,7 +18,7 @@ from tests.cli.conftest import ROOT, Run, Start
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["inpsect", "x"], "there is no command 'inpsect'; did you mean 'inspect'?"),
     (["zzz"], "there is no command 'zzz'; there are inspect, sample, plan, build, verify, bench, calibrate, "
-              "import-latency, eval, report"),
+              "import-latency, evaluate, eval, run"),
     (["build", "x", "--out", "o", "--laers", "8"],
      "there is no option '--laers'; did you mean --layers or --tolerances or --lora?"),
     (["build", "x", "--zzz"], "there is no option '--zzz'; see needle-export build --help"),
