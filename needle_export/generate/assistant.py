@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.errors import UsageError
+from needle_export.errors import BadInput, UsageError
 from needle_export.generate.calls import Call, parse_calls
 from needle_export.generate.constraint import Constraint, Grammar, Tokenizer, need_marker
 from needle_export.generate.grammar import compile_grammar
@@ -147,6 +147,9 @@ class Assistant:
             return int(logits.argmax())
         # The model may have rows for more tokens than the tokenizer has pieces, or for fewer.
         mask = constraint.admitted()[: len(logits)]
+        if not mask.any():
+            raise BadInput("the model has no logit for any token that may come next", where="tokenizer",
+                           fix="give the tokenizer that the model was trained with")
         return int(np.where(mask, logits[: len(mask)], -np.inf).argmax())
 
     def _answer(
