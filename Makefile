@@ -35,7 +35,7 @@ setup: $(FULL_STAMP) $(TFLITE214_STAMP) $(WEB) ## Make the venvs with everything
 demo: $(ALL_STAMP) ## Export the small model that comes along for every target, and ask each
 	$(BIN)/needle-export demo --out $(DEMO)
 
-train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (about half an hour)
+train-demo: $(FULL_STAMP) ## Train the demo model anew, into build/train-demo (42 minutes where it was made)
 	$(BIN)/needle-export train-demo --out build/train-demo
 
 test: $(FULL_STAMP) $(TFLITE214_STAMP) $(WEB) ## Run the tests, without those marked slow

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from needle_export.checkpoint.files import map_file
-from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.companions import load_tokenizer_of, tokenizer_path
 from needle_export.config.progress import Progress
-from needle_export.errors import BadInput, UsageError
+from needle_export.errors import UsageError
 from needle_export.generate.assistant import Answer, Assistant
 from needle_export.generate.calls import Call
-from needle_export.generate.schemas import Tool, read_tools
+from needle_export.generate.schemas import Tool
 from needle_export.report.schema import load_report
 from needle_export.targets import find_target
-
-#: The tokenizer's file beside a build.
-TOKENIZER_NAME = "tokenizer.model"
 
 
 @dataclass(frozen=True)
@@ -69,39 +63,6 @@ class Session:
     answers: tuple[Answered, ...]
 
 
-def load_tools(path: Path) -> tuple[Tool, ...]:
-    """Tools from a JSON file.
-
-    Raises:
-        BadInput: naming the file: it can't be read, it isn't JSON, or a tool isn't right.
-    """
-    data = map_file(path).tobytes()
-    try:
-        value: Any = json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise BadInput("this isn't UTF-8 text", where=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"this isn't JSON ({error})", where=str(path)) from None
-    try:
-        return read_tools(value)
-    except BadInput as error:
-        raise BadInput(error.what, where=f"{path}: {error.where}", fix=error.fix) from None
-
-
-def tokenizer_of(dist: Path, file: Path | None = None) -> Tokenizer:
-    """The tokenizer of a published build: a file that is given, or the one beside it.
-
-    Raises:
-        BadInput: it can't be read, or there is none.
-    """
-    if file is None:
-        file = dist / TOKENIZER_NAME
-        if not file.is_file():
-            raise BadInput("no tokenizer lies beside this build", where=str(dist),
-                           fix="give --tokenizer FILE, or put the model's tokenizer.model into the folder")
-    return load_tokenizer(file)
-
-
 def answer(
     dist: Path,
     queries: Sequence[str],
@@ -129,10 +90,7 @@ def answer(
     if len(report.artifacts) != 1:
         raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
     artifact = report.artifacts[0]
-    words = tokenizer_of(dist, tokenizer)
-    if words.vocab_size > (size := report.checkpoint.geometry["vocab_size"]):
-        raise BadInput(f"the tokenizer has {words.vocab_size} pieces, and the model knows {size} tokens",
-                       where=str(tokenizer or dist), fix="give the tokenizer that the model was trained with")
+    words = load_tokenizer_of(report, tokenizer_path(dist, tokenizer))
     target = find_target(artifact.target)
     runner = target.open(dist, threads=threads)
     assistant = Assistant(runner, words, tools, system=system, constrained=constrained, max_new_tokens=max_new_tokens,

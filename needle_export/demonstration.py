@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from needle_export import answering, batch
+from needle_export import answering, batch, demo
 from needle_export.bundle.cache import Cache
-from needle_export.checkpoint.resolve import SURELY_DEMO, demo_folder
+from needle_export.checkpoint.resolve import SURELY_DEMO
+from needle_export.companions import load_tools
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import Unsupported
@@ -69,8 +70,8 @@ def run(
         BadInput: the model didn't come along.
         UsageError: a target has no such scheme.
     """
-    model = demo_folder()
-    tools = answering.load_tools(model / "tools.json")
+    model = demo.files()
+    tools = load_tools(model.tools)
     asked: dict[str, Any] = {"weights": weights, "context": CONTEXT, "bench": False}
     jobs = [batch.Job(target, BuildOptions(SURELY_DEMO, out / target, target, **asked)) for target in targets]
     for outcome in batch.run(jobs, progress, cache):
@@ -82,9 +83,9 @@ def run(
         built = Row(target, weights, artifact.status, artifact.size.total_bytes)
         try:
             session = answering.answer(
-                out / target, [query], tools, tokenizer=model / answering.TOKENIZER_NAME, progress=progress
+                out / target, [query], tools, tokenizer=model.tokenizer, progress=progress
             )
-        except Exception as error:  # of any kind, as above
+        except Exception as error:  # of any kind: the other targets are asked all the same
             yield replace(built, error=error)
         else:
             yield replace(built, session=session)

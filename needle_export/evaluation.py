@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from needle_export import __version__
 from needle_export.assemble import check_files
 from needle_export.bundle.rewrite import rewrite_report
-from needle_export.checkpoint.files import map_file, naming
-from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.checkpoint.files import file_sha256, map_file, naming
+from needle_export.checkpoint.text import Tokenizer
+from needle_export.companions import load_tokenizer_of, load_tools, tokenizer_path
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, UsageError
@@ -23,7 +23,6 @@ from needle_export.generate.assistant import Answer, Assistant
 from needle_export.generate.examples import Example, read_examples, sample
 from needle_export.generate.prefix import ForeseeingRunner, PrefixRunner
 from needle_export.generate.prompt import render
-from needle_export.generate.schemas import Tool, read_tools
 from needle_export.loading import Loaded, load
 from needle_export.measure.answers import Agreement, Tally, wilson
 from needle_export.report.evaluation import (
@@ -38,9 +37,6 @@ from needle_export.targets import find_target
 
 if TYPE_CHECKING:
     from needle_export.model.session import ReferenceSession
-
-TOKENIZER_NAME = "tokenizer.model"
-"""Of the tokenizer beside a build."""
 
 NO_REFERENCE = "not compared: no --checkpoint was given"
 
@@ -217,8 +213,7 @@ def evaluate(folders: Sequence[Path], options: EvaluationOptions, progress: Prog
 def _questions(options: EvaluationOptions) -> _Questions:
     data, tools, tools_sha256 = map_file(options.data).tobytes(), None, None
     if options.tools is not None:
-        written = map_file(options.tools).tobytes()
-        tools, tools_sha256 = _read_tools(written, options.tools.name), hashlib.sha256(written).hexdigest()
+        tools, tools_sha256 = load_tools(options.tools), file_sha256(options.tools)
     with naming(options.data.name):
         every = read_examples(data, tools)
     examples = sample(every, options.limit)
@@ -229,18 +224,9 @@ def _questions(options: EvaluationOptions) -> _Questions:
     return _Questions(options, examples, told)
 
 
-def _read_tools(data: bytes, name: str) -> tuple[Tool, ...]:
-    with naming(name):
-        try:
-            value = json.loads(data.decode("utf-8-sig"))
-        except (ValueError, RecursionError):
-            raise BadInput("it isn't JSON", fix="give a list of tools' schemas") from None
-        return read_tools(value)
-
-
 def _opened(folders: Sequence[Path], options: EvaluationOptions, progress: Progress) -> list[_Build]:
     """Folders with their reports, tokenizers and references, each of these made once for all that share it."""
-    tokenizers: dict[bytes, _Remembering] = {}
+    tokenizers: dict[str, _Remembering] = {}
     references: dict[tuple[Any, ...], _Reference] = {}
     builds, merged = [], False
     for folder in folders:
@@ -259,20 +245,12 @@ def _opened(folders: Sequence[Path], options: EvaluationOptions, progress: Progr
     return builds
 
 
-def _tokenizer(folder: Path, report: Report, given: Path | None, known: dict[bytes, _Remembering]) -> _Remembering:
-    path = folder / TOKENIZER_NAME if given is None else given
-    if given is None and not path.is_file():
-        raise BadInput("the build has no tokenizer beside it", where=str(path),
-                       fix="build with --tokenizer, or give --tokenizer here")
-    data = map_file(path).tobytes()
-    if data not in known:
-        with naming(path.name):
-            known[data] = _Remembering(load_tokenizer(data))
-    tokenizer, vocabulary = known[data], report.checkpoint.geometry.get("vocab_size")
-    if tokenizer.vocab_size != vocabulary:
-        raise BadInput(f"the tokenizer has {tokenizer.vocab_size} pieces, and the model a vocabulary of {vocabulary}",
-                       where=str(path), fix="give the tokenizer that the model was trained with")
-    return tokenizer
+def _tokenizer(folder: Path, report: Report, given: Path | None, known: dict[str, _Remembering]) -> _Remembering:
+    path = tokenizer_path(folder, given)
+    key = file_sha256(path)
+    if key not in known:
+        known[key] = _Remembering(load_tokenizer_of(report, path))
+    return known[key]
 
 
 def _reference(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,24 @@ from needle_export import __version__
 from needle_export.bundle.publish import publish, stage
 from needle_export.bundle.site import FORMAT, SITE_NAME
 from needle_export.checkpoint.files import file_sha256
-from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.checkpoint.text import Tokenizer
+from needle_export.companions import load_tokenizer_of, tokenizer_path
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, Unsupported
 from needle_export.generate.constraint import Grammar, need_marker
 from needle_export.generate.grammar import compile_grammar
-from needle_export.generate.prompt import IM_END, render
-from needle_export.generate.schemas import Tool, read_tools
+from needle_export.generate.prompt import AFTER_QUERY, IM_END, before_query
+from needle_export.generate.schemas import Tool
 from needle_export.report.schema import Report, load_report
 from needle_export.report.units import size
 from needle_export.reuse import open_cache
 from needle_export.web.page import Shown, put_static, render_page
 from needle_export.web.runtime import MODULE, PACKAGE, put_runtime
 
-#: Stands for a request in a prompt; JSON has it nowhere.
-_REQUEST = "\0"
-
 #: At most so many tokens answer a request.
 _LIMIT = 256
 
-_TOKENIZER, _MANIFEST = "tokenizer.model", "manifest.json"
+_MANIFEST = "manifest.json"
 
 #: Of gzip: what static servers use most.
 _LEVEL = 6
@@ -59,6 +58,7 @@ class Site:
         widened: how many matrices of integers a page widens.
         notes: what the grammar doesn't enforce.
         files: all but the list of them.
+        bytes, gzip_bytes: of all files.
     """
 
     out: str
@@ -67,22 +67,26 @@ class Site:
     widened: int
     notes: tuple[str, ...]
     files: tuple[SiteFile, ...]
+    bytes: int
+    gzip_bytes: int
 
 
 def make_site(
-    dist: Path, out: Path, *, tools: Any, title: str, system: str, runtime: Path | None, progress: Progress
+    dist: Path, out: Path, *, tools: Sequence[Tool], title: str, system: str, tokenizer: Path | None = None,
+    runtime: Path | None, progress: Progress
 ) -> Site:
     """Write a site that answers requests with an artifact; it appears whole or not at all.
 
     Args:
-        dist: a published ONNX build with its tokenizer.
-        tools: schemas, as a JSON value.
+        dist: a published ONNX build.
+        tools: that may be called.
         title: of the page; empty for one after the model.
         system: instructions in front of every request, or empty.
+        tokenizer: its file, or None for the one beside the build.
         runtime: folder with onnxruntime-web's files; None to have npm fetch them.
 
     Raises:
-        BadInput: the build, its tokenizer or the tools can't be read.
+        BadInput: the build or its tokenizer can't be read, or a tool's schema can't be compiled.
         Unsupported: it isn't an ONNX build, or the runtime can't be had.
         UsageError: ``out`` holds anything that this tool didn't make.
     """
@@ -90,19 +94,18 @@ def make_site(
     if [artifact.target for artifact in report.artifacts] != ["onnx"]:
         raise Unsupported(f"a browser runs ONNX, and this is {report.artifacts[0].target}" if report.artifacts
                           else "there is no artifact in it", where=str(dist), fix="build with --target onnx")
-    known = read_tools(tools)
-    tokenizer = _tokenizer(dist, report)
+    words = load_tokenizer_of(report, tokenizer_path(dist, tokenizer))
     name = title or f"{Path(report.checkpoint.path_name).stem}, in your browser"
     with stage(out) as staging:
         with progress.stage("compile the grammar"):
-            grammar = compile_grammar(known)
+            grammar = compile_grammar(tools)
         with progress.stage("write the graphs"):
             about = _model(dist, staging / "model")
         with progress.stage("write the runtime"):
             (staging / "runtime").mkdir()
             cache = open_cache()
             version = put_runtime(staging / "runtime", runtime, None if cache is None else cache.folder)
-        _write_json(staging / "data" / "tokenizer.json", asdict(tokenizer.table))
+        _write_json(staging / "data" / "tokenizer.json", asdict(words.table))
         _write_json(staging / "data" / "grammar.json", grammar.as_dict())
         if (dist / _MANIFEST).is_file():
             shutil.copyfile(dist / _MANIFEST, staging / "data" / _MANIFEST)
@@ -111,7 +114,7 @@ def make_site(
         shown = Shown(
             title=name, model=_described(report), random=report.checkpoint.random, notes=grammar.notes,
             model_bytes=model_bytes, model_size=size(model_bytes),
-            tools=tuple((tool.name, tool.description) for tool in known),
+            tools=tuple((tool.name, tool.description) for tool in tools),
             runtime=f"{PACKAGE} {version}", made_by=f"needle-export {__version__}",
         )
         (staging / "index.html").write_text(render_page(shown), encoding="utf-8")
@@ -121,25 +124,13 @@ def make_site(
             "format": FORMAT, "schema": 1, "tool": {"name": "needle-export", "version": __version__}, "title": name,
             "runtime": {"name": PACKAGE, "version": version, "module": f"runtime/{MODULE}"},
             "model": about,
-            "prompt": _prompt(known, system) | {"frame": _frame(Grammar(grammar, tokenizer), tokenizer)},
+            "prompt": _prompt(tools, system) | {"frame": _frame(Grammar(grammar, words), words)},
             "files": [asdict(file) for file in files],
         }
         _write_json(staging / SITE_NAME, listing)
         publish(staging, out)
-    return Site(str(out), name, shown.runtime, len(about["matrices"]), grammar.notes, files)
-
-
-def _tokenizer(dist: Path, report: Report) -> Tokenizer:
-    """The tokenizer beside an artifact, which must be the model's."""
-    place = dist / _TOKENIZER
-    if not place.is_file():
-        raise BadInput("the build has no tokenizer", where=str(dist), fix="build again with --tokenizer FILE")
-    tokenizer = load_tokenizer(place)
-    vocabulary = int(report.checkpoint.geometry["vocab_size"])
-    if tokenizer.vocab_size > vocabulary:
-        raise BadInput(f"it has {tokenizer.vocab_size} pieces, and the model knows {vocabulary}", where=str(place),
-                       fix="build again with the model's own tokenizer")
-    return tokenizer
+    return Site(str(out), name, shown.runtime, len(about["matrices"]), grammar.notes, files,
+                sum(file.bytes for file in files), sum(file.gzip_bytes for file in files))
 
 
 def _model(dist: Path, out: Path) -> dict[str, Any]:
@@ -156,10 +147,9 @@ def _model(dist: Path, out: Path) -> dict[str, Any]:
     return contract
 
 
-def _prompt(tools: tuple[Tool, ...], system: str) -> dict[str, Any]:
+def _prompt(tools: Sequence[Tool], system: str) -> dict[str, Any]:
     """A prompt's text before and after a request."""
-    before, after = render(_REQUEST, tools, system).split(_REQUEST)
-    return {"before": before, "after": after, "max_new_tokens": _LIMIT}
+    return {"before": before_query(tools, system), "after": AFTER_QUERY, "max_new_tokens": _LIMIT}
 
 
 def _frame(grammar: Grammar, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -65,6 +65,45 @@ def ladder_geometry(geometry: Geometry, depth: int) -> Geometry:
                                engram_layers=moved(geometry.engram_layers))
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """What a rung keeps of a checkpoint's tensors.
+
+    Attributes:
+        layers: the kept blocks, ascending.
+        rows: of tensors with a row for the embedding and every block.
+        sites: the engram sites that are left, by their former numbers.
+    """
+
+    layers: np.ndarray
+    rows: np.ndarray
+    sites: tuple[int, ...]
+
+    def renamed(self, name: str) -> str | None:
+        """The tensor's name in the rung, None when its engram site is gone."""
+        top, _, rest = name.partition("/")
+        if not top.startswith("engrams_"):
+            return name
+        site = int(top.removeprefix("engrams_"))
+        return f"engrams_{self.sites.index(site)}/{rest}" if site in self.sites else None
+
+    def along(self, name: str) -> tuple[int, np.ndarray] | None:
+        """The axis of a tensor that is cut and what is kept along it; None where it stays whole."""
+        axis = layer_axis(name)
+        return None if axis is None else (axis, self.rows if is_probe_rows(name) else self.layers)
+
+
+def cut_of(geometry: Geometry, depth: int) -> Cut:
+    """How a rung of ``depth`` is cut out.
+
+    Raises:
+        UsageError: when the depth isn't between 2 and L.
+    """
+    kept = ladder_layers(geometry, depth)
+    sites = tuple(site for site, layer in enumerate(geometry.engram_layers) if layer in kept)
+    return Cut(np.array(kept, np.intp), np.array([0, *(layer + 1 for layer in kept)], np.intp), sites)
+
+
 def slice_ladder(checkpoint: Checkpoint, depth: int) -> Checkpoint:
     """The rung of ``depth`` as a checkpoint of its own; the full depth returns the checkpoint unchanged.
 
@@ -76,35 +115,23 @@ def slice_ladder(checkpoint: Checkpoint, depth: int) -> Checkpoint:
     """
     if depth == checkpoint.geometry.num_layers:
         return checkpoint
-    geometry = ladder_geometry(checkpoint.geometry, depth)
-    kept = ladder_layers(checkpoint.geometry, depth)
-    sites = [site for site, layer in enumerate(checkpoint.geometry.engram_layers) if layer in kept]
-    layers = np.array(kept, np.intp)
-    rows = np.array([0, *(layer + 1 for layer in kept)], np.intp)
+    geometry, cut = ladder_geometry(checkpoint.geometry, depth), cut_of(checkpoint.geometry, depth)
     entries = {}
     for name in checkpoint.tensors:
-        target = _renamed_site(name, sites)
+        target = cut.renamed(name)
         if target is not None:
-            entries[target] = _cut(checkpoint, name, rows if is_probe_rows(name) else layers)
+            entries[target] = _cut(checkpoint, name, cut.along(name))
     all_rows = checkpoint.geometry.num_layers + 1
     packed = {part.name: part for name, tensor in checkpoint.packed.items()
-              for part in _cut_packed(name, tensor, sites, kept, rows, all_rows)}
+              for part in _cut_packed(name, tensor, cut, all_rows)}
     return dataclasses.replace(checkpoint, geometry=geometry, tensors=TensorStore(entries), packed=packed)
 
 
-def _renamed_site(name: str, sites: Sequence[int]) -> str | None:
-    """The tensor's name in the rung, None when its engram site is gone."""
-    top, _, rest = name.partition("/")
-    if not top.startswith("engrams_"):
-        return name
-    site = int(top.removeprefix("engrams_"))
-    return f"engrams_{sites.index(site)}/{rest}" if site in sites else None
-
-
-def _cut(checkpoint: Checkpoint, name: str, kept: np.ndarray) -> Entry:
-    entry, axis = checkpoint.entry(name), layer_axis(name)
-    if axis is None:
+def _cut(checkpoint: Checkpoint, name: str, part: tuple[int, np.ndarray] | None) -> Entry:
+    entry = checkpoint.entry(name)
+    if part is None:
         return dataclasses.replace(entry, make=lambda: checkpoint.tensors[name].view())
+    axis, kept = part
 
     def make() -> Array:
         return np.take(checkpoint.tensors[name], kept, axis=axis)
@@ -113,14 +140,14 @@ def _cut(checkpoint: Checkpoint, name: str, kept: np.ndarray) -> Entry:
     return dataclasses.replace(entry, shape=shape, make=make)
 
 
-def _cut_packed(name: str, tensor: PackedTensor, sites: Sequence[int], kept: tuple[int, ...],
-                rows: np.ndarray, all_rows: int) -> list[PackedTensor]:
+def _cut_packed(name: str, tensor: PackedTensor, cut: Cut, all_rows: int) -> list[PackedTensor]:
     base, mark, layer = name.partition("#")
     if mark:
-        return [tensor.renamed(f"{base}#{kept.index(int(layer))}")] if int(layer) in kept else []
+        place = np.flatnonzero(cut.layers == int(layer))
+        return [tensor.renamed(f"{base}#{place[0]}")] if len(place) else []
     if is_probe_rows(name):
         # The matrix is [L + 1, k] rows flattened: a kept row is k neighbours.
         every = np.arange(tensor.shape[0]).reshape(all_rows, -1)
-        return [tensor.take(every[rows].reshape(-1))]
-    target = _renamed_site(name, sites)
+        return [tensor.take(every[cut.rows].reshape(-1))]
+    target = cut.renamed(name)
     return [] if target is None else [tensor.renamed(target)]

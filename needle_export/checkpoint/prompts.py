@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from needle_export.checkpoint.dimensions import Geometry
 from needle_export.checkpoint.encode import Encoder
 from needle_export.checkpoint.files import map_file, naming
+from needle_export.checkpoint.jsonl import read_objects
 from needle_export.checkpoint.tokenizer import parse_tokenizer
 from needle_export.errors import BadInput
 
@@ -34,11 +34,9 @@ def read_prompts(path: Path, geometry: Geometry, tokenizer: bytes | None) -> lis
     encoder: Encoder | None = None
     prompts: list[NDArray[np.int64]] = []
     with naming(path.name):
-        for number, line in enumerate(data.split(b"\n"), 1):
-            if not line.strip():
-                continue
+        for number, prompt in read_objects(data, _FORM):
             where = f"line {number}"
-            prompt = _object(line, where)
+            _check_keys(prompt, where)
             if "tokens" in prompt:
                 ids = prompt["tokens"]
             else:
@@ -56,19 +54,10 @@ def read_prompts(path: Path, geometry: Geometry, tokenizer: bytes | None) -> lis
     return prompts
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line.decode("utf-8-sig" if where == "line 1" else "utf-8"))
-    except UnicodeDecodeError:
-        raise BadInput("it isn't UTF-8", where=where, fix=_FORM) from None
-    except (ValueError, RecursionError):
-        raise BadInput("it isn't JSON", where=where, fix=_FORM) from None
-    if not isinstance(found, dict):
-        raise BadInput("it isn't a JSON object", where=where, fix=_FORM)
+def _check_keys(found: dict[str, Any], where: str) -> None:
     if set(found) not in ({"tokens"}, {"text"}):
         keys = ", ".join(repr(key)[:40] for key in sorted(found)) or "nothing"
         raise BadInput(f"it has {keys} instead of either 'tokens' or 'text'", where=where, fix=_FORM)
-    return found
 
 
 def _checked(ids: Any, geometry: Geometry, where: str) -> NDArray[np.int64]:

@@ -20,9 +20,6 @@ from needle_export.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from needle_export.demonstration import Row
 
-#: Room for the answer.
-_SHORT = {"verified-on-runtime": "verified", "verified-by-evaluator": "evaluated"}
-
 
 @define("demo", "demo", 'demo --targets onnx,tflite --query "set the heating to 21 degrees"',
         "demo --weights fp16 --out demo-builds/ --json")
@@ -48,11 +45,15 @@ def command(targets: tuple[str, ...], query: str | None, weights: str, out: Path
     if not targets or len(set(targets)) < len(targets):
         raise UsageError("each target is named once", where="--targets")
     from needle_export import demonstration, reuse
+    from needle_export.report.demonstration_text import render_demonstration
 
     query = demonstration.QUERY if query is None else query
     with _folder(out) as folder, progress_of(silent=as_json) as progress:
         rows = list(demonstration.run(targets, query, weights, folder, progress, reuse.open_cache()))
-    emit(_json(query, rows) if as_json else _text(query, rows))
+    if as_json:
+        emit(_json(query, rows))
+    else:
+        emit(render_demonstration(query, rows, color=use_color(), width=page_width()))
     failures = [(row.target, describe(row.error)) for row in rows if row.error is not None]
     for target, failure in failures:
         click.echo(f"error: {target}: {failure.sentence}", err=True)
@@ -69,32 +70,6 @@ def _folder(out: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="needle-export-demo-") as folder:
         yield Path(folder)
-
-
-def _text(query: str, rows: Sequence[Row]) -> str:
-    from needle_export.report.text import Page
-    from needle_export.report.units import milliseconds, size
-    from needle_export.report.view import Section
-
-    cells = []
-    for row in rows:
-        found = None if row.session is None else row.session.answers[0]
-        cells.append((
-            row.target,
-            row.weights,
-            "-" if row.bytes is None else size(row.bytes),
-            row.answer or "-",
-            "-" if found is None or found.tokens_per_s is None else f"{found.tokens_per_s:,.0f}",
-            "-" if found is None else milliseconds(found.first_token_ms),
-            _SHORT.get(row.status, row.status) if row.error is None else "not here" if row.absent else "failed",
-        ))
-    page = Page(color=use_color(), width=page_width())
-    columns = ("target", "scheme", "size", "answer", "tokens/s", "first token", "status")
-    page.section(Section(query, columns, tuple(cells), frozenset({2, 4, 5})))
-    page.note("verified: run in its runtime and compared with the reference; evaluated: so in an evaluator of ours, "
-              "whose speed says nothing about a device")
-    page.note("the model that comes along is a demonstration, not Needle 3; times are of one request, on this machine")
-    return page.text()
 
 
 def _json(query: str, rows: Sequence[Row]) -> str:

@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 20
               help="The model's tokenizer; the one that lies beside the build if left out.")
 @click.option("--unconstrained", is_flag=True,
               help="Let the model write what it likes, instead of valid calls only.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
               help="Tokens that an answer may have.")
 @click.option("--max-calls", type=click.IntRange(min=1), metavar="N",
               help="Calls that an answer may have; as many as fit if left out.")
@@ -39,21 +39,22 @@ _MAX_BYTES = 1 << 20
               help="Threads of the runtime.")
 @json_option
 def command(folder: Path, queries: tuple[str, ...], tools: Path, system: str, tokenizer: Path | None,
-            unconstrained: bool, max_tokens: int, max_calls: int | None, threads: int, as_json: bool) -> None:
+            unconstrained: bool, max_new_tokens: int, max_calls: int | None, threads: int, as_json: bool) -> None:
     """Ask a published build for calls.
 
     DIR is a folder that a build has written; each QUERY is a request, and - reads one from stdin. The artifact runs in
     its own runtime (a Core ML build in the evaluator). An answer that isn't valid calls is told and is no error: the
     exit code says whether the model ran, not whether it is right.
     """
-    from needle_export.answering import answer, load_tools
+    from needle_export.answering import answer
+    from needle_export.companions import load_tools
     from needle_export.report.codec import to_json
 
     known = load_tools(tools)
     asked = [_from_stdin() if query == "-" else query for query in queries]
     with progress_of(silent=as_json) as progress:
         session = answer(folder, asked, known, tokenizer=tokenizer, system=system, constrained=not unconstrained,
-                         max_new_tokens=max_tokens, max_calls=max_calls, threads=threads, progress=progress)
+                         max_new_tokens=max_new_tokens, max_calls=max_calls, threads=threads, progress=progress)
     emit(to_json(session) if as_json else _text(session))
 
 

@@ -9,20 +9,22 @@ right ones, so as many of each are learnt from, and the bias is then set to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from needle_export.checkpoint.geometry import Geometry
 from needle_export.checkpoint.layout import head_shapes
+from needle_export.checkpoint.text import Tokenizer
 from needle_export.demo.geometry import initial
 from needle_export.demo.packed import Packing, hidden
 from needle_export.demo.prompts import Group, group
 from needle_export.demo.training import exact
+from needle_export.generate.prompt import IM_END
+from needle_export.generate.schemas import Tool
 from needle_export.model.heads import ProbeHead
 from needle_export.model.network import Needle
 
@@ -49,7 +51,7 @@ def greedy(model: Needle, requests: Group, end: int) -> list[list[int]]:
         for _ in range(LONGEST):
             packing = Packing(requests.head, [texts[k] for k in open_])
             last = packing.starts + packing.real.sum(1) - 1
-            best = model._logits(hidden(model, packing)[-1][last]).argmax(-1).tolist()
+            best = model.logits(hidden(model, packing)[-1][last]).argmax(-1).tolist()
             for k, token in zip(open_, best, strict=True):
                 texts[k].append(token)
             open_ = [k for k, token in zip(open_, best, strict=True) if token != end]
@@ -58,9 +60,11 @@ def greedy(model: Needle, requests: Group, end: int) -> list[list[int]]:
     return [text[prompt:] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def judged(model: Needle, tools: list[dict[str, Any]], tokenizer: Any, seed: int, groups: int, size: int,
+def judged(model: Needle, tools: Sequence[Tool], tokenizer: Tokenizer, seed: int, groups: int, size: int,
            told: Callable[[], None], most: int = 400) -> tuple[list[Judged], float]:
     """Answers with their verdicts, as many wrong as right where there are enough; and the share of right ones."""
+    end = tokenizer.marker(IM_END)
+    assert end is not None  # the demo's own tokenizer has every marker
     found: dict[bool, list[Judged]] = {True: [], False: []}
     right = total = 0
     for index in range(groups):
@@ -71,8 +75,8 @@ def judged(model: Needle, tools: list[dict[str, Any]], tokenizer: Any, seed: int
         good = [k for k in range(size) if verdicts[k]][: max(2, len(wrong))]
         if wrong:
             cut = Group(requests.head, tuple(requests.branches[k] for k in wrong))
-            answers = greedy(model, cut, tokenizer.end_id)
-            branches = [[*tokens[:prompt], *(t for t in answer if t != tokenizer.end_id)]
+            answers = greedy(model, cut, end)
+            branches = [[*tokens[:prompt], *(t for t in answer if t != end)]
                         for (tokens, prompt), answer in zip(cut.branches, answers, strict=True)]
             found[False] += _cells(model, requests.head, branches, right=False)
         found[True] += _cells(model, requests.head, [list(requests.branches[k][0][:-2]) for k in good], right=True)

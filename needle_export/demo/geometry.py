@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from needle_export.checkpoint.geometry import Geometry, HeadGeometry, tensor_shapes
+from needle_export.graph.reference import hadamard
 
 DEMO = Geometry(
     vocab_size=1024, out_vocab=0, d_model=256, num_heads=4, num_kv_heads=2, num_layers=6, qk_head_dim=48,
@@ -48,15 +49,7 @@ def _start(name: str, shape: tuple[int, ...], geometry: Geometry, generator: tor
         taps[..., 0, :] = 1
         return taps
     if leaf in ("w1a", "w1b", "w2a", "w2b", "w3a", "w3b"):
-        return _walsh(shape[-1]).expand(shape).clone()
+        return hadamard(torch.eye(shape[-1]), shape[-1]).expand(shape).clone()
     writes = name.endswith(("out_proj/kernel", "value_proj/kernel"))
     sigma = _SIGMA / math.sqrt(2 * geometry.num_layers) if writes else _SIGMA
     return torch.randn(shape, generator=generator) * sigma
-
-
-def _walsh(size: int) -> Tensor:
-    """Normalised Walsh-Hadamard matrix [size, size], ``size`` a power of two."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / math.sqrt(size)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import jinja2
 import torch
@@ -22,14 +21,17 @@ from needle_export.checkpoint.checkpoint import read_checkpoint
 from needle_export.checkpoint.files import atomic_write
 from needle_export.checkpoint.geometry import Geometry, parameter_count
 from needle_export.checkpoint.safetensors_file import write_checkpoint
+from needle_export.checkpoint.text import Tokenizer, load_tokenizer
 from needle_export.config.progress import Progress
 from needle_export.demo import vocabulary
 from needle_export.demo.confidence import judged, train_head
 from needle_export.demo.geometry import DEMO
-from needle_export.demo.prompts import Group, answer_text, compact, head_text, tail_text
+from needle_export.demo.prompts import Group, answer_text
 from needle_export.demo.queries import Example, draw
 from needle_export.demo.training import Schedule, Training, exact, model_of
 from needle_export.errors import BadInput
+from needle_export.generate.prompt import AFTER_QUERY, before_query, compact
+from needle_export.generate.schemas import Tool, read_tools
 
 #: Requests of the held-out file, all behind the whole list of tools.
 HELDOUT = 1000
@@ -83,13 +85,13 @@ def make(out: Path, seed: int, schedule: Schedule, progress: Progress, confidenc
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
-    tools = read_tools()
+    tools = demo_tools()
     with progress.stage("train the tokenizer"):
         model = vocabulary.train(tools, seed, sentences)
         _write(out / demo.TOKENIZER, model)
-    pieces = vocabulary.Pieces(model)
+    pieces = load_tokenizer(model)
     requests = heldout_requests(seed, heldout)
-    _write(out / demo.TOOLS, tools_text())
+    _write(out / demo.TOOLS, _tools_text())
     lines = (compact({"query": e.query, "answers": list(e.answers)}) for e in requests)
     _write(out / demo.HELDOUT, "".join(f"{line}\n" for line in lines))
     training = Training(tools, pieces, seed, schedule, geometry)
@@ -106,15 +108,14 @@ def make(out: Path, seed: int, schedule: Schedule, progress: Progress, confidenc
     return made
 
 
-def tools_text() -> str:
-    """The demo's tools, as the file has them."""
+def demo_tools() -> tuple[Tool, ...]:
+    """The demo's tools."""
+    return read_tools(json.loads(_tools_text()))
+
+
+def _tools_text() -> str:
+    # Not by demo.files(): whoever trains the model may not have it.
     return (Path(demo.__file__).parent / "model" / demo.TOOLS).read_text(encoding="utf-8")
-
-
-def read_tools() -> list[dict[str, Any]]:
-    """The demo's tools: flat schemas."""
-    found: list[dict[str, Any]] = json.loads(tools_text())
-    return found
 
 
 def heldout_requests(seed: int, count: int) -> list[Example]:
@@ -126,7 +127,7 @@ def heldout_requests(seed: int, count: int) -> list[Example]:
     return list(found.values())
 
 
-def measure(checkpoint: Path, requests: Sequence[Example], tools: list[dict[str, Any]], pieces: Any,
+def measure(checkpoint: Path, requests: Sequence[Example], tools: Sequence[Tool], pieces: Tokenizer,
             progress: Progress, depths: Sequence[int] = ()) -> tuple[dict[int, float], dict[str, tuple[int, int]]]:
     """Share of exact answers by depth, and at full depth right and all by kind, of the finished file in float32.
 
@@ -136,10 +137,10 @@ def measure(checkpoint: Path, requests: Sequence[Example], tools: list[dict[str,
     read = read_checkpoint(checkpoint)
     tensors: Mapping[str, Tensor] = {n: torch.from_numpy(read.tensors[n].astype("float32")) for n in read.tensors}
     geometry = read.geometry
-    head = (pieces.bos_id, *pieces.encode(head_text(tools)))
+    head = (pieces.bos_id, *pieces.encode(before_query(tools)))
     branches = []
     for e in requests:
-        tail = pieces.encode(tail_text(e.query))
+        tail = pieces.encode(e.query + AFTER_QUERY)
         branches.append(((*tail, *pieces.encode(answer_text(e.answers)), pieces.eos_id), len(tail)))
     parts = [branches[at : at + _BATCH] for at in range(0, len(branches), _BATCH)]
     right: dict[int, list[bool]] = {}
@@ -195,7 +196,7 @@ def _seconds(path: Path) -> float:
                        fix="remove the folder and start anew") from None
 
 
-def _with_head(weights: dict[str, Tensor], geometry: Geometry, tools: list[dict[str, Any]], pieces: Any, seed: int,
+def _with_head(weights: dict[str, Tensor], geometry: Geometry, tools: Sequence[Tool], pieces: Tokenizer, seed: int,
                confidence: Confidence, progress: Progress) -> float:
     model = model_of(geometry, weights, geometry.num_layers)
     with progress.stage("collect answers for the confidence head", total=confidence.groups) as task:

@@ -103,7 +103,7 @@ class Packing:
 def hidden(model: Needle, packing: Packing) -> list[Tensor]:
     """Lane-averaged hidden states of all rows: L + 1 tensors [N, C], the embedding first."""
     g = model.geometry
-    cos, sin = model._angles(packing.positions)
+    cos, sin = model.angles(packing.positions)
 
     def taps(x: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
         padded = torch.cat([x, x.new_zeros(1, x.shape[-1])])
@@ -117,7 +117,7 @@ def hidden(model: Needle, packing: Packing) -> list[Tensor]:
         e = model.engram
         keys, values = e(*packing.ngrams(e.seeds, e.orders, e.slots))
         values = taps(values, e.taps, e.dilation)
-    _, stream = model._embed(packing.tokens)
+    _, stream = model.embed(packing.tokens)
     out = [stream.mean(-2)]
     for index, layer in enumerate(model.layers):
         window = 0 if index in g.global_layers else g.sliding_window
@@ -125,6 +125,6 @@ def hidden(model: Needle, packing: Packing) -> list[Tensor]:
         def attend(q: Tensor, k: Tensor, v: Tensor, window: int = window) -> Tensor:
             return packing.attend(q, k, v, window, g.qk_head_dim**-0.5)
 
-        stream = layer(stream, cos, sin, model._site(index, keys, values), taps, attend)
+        stream = layer(stream, cos, sin, model.memory(index, keys, values), taps, attend)
         out.append(stream.mean(-2))
     return out

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from needle_export.checkpoint.text import Tokenizer
 from needle_export.demo.queries import Example, draw
-
-Tool = dict[str, Any]
+from needle_export.generate.prompt import AFTER_QUERY, CALLS_END, CALLS_START, IM_END, before_query, compact
+from needle_export.generate.schemas import Tool
 
 #: How often a prompt offers all tools, in the usual order.
 WHOLE = 0.6
@@ -28,24 +28,9 @@ class Group:
     branches: tuple[tuple[tuple[int, ...], int], ...]
 
 
-def compact(value: Any) -> str:
-    """JSON as upstream writes it into prompts and answers."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def head_text(tools: Sequence[Tool]) -> str:
-    """The prompt up to the request."""
-    return f"<|im_start|>user\n<tools>{compact(list(tools))}</tools>\n"
-
-
-def tail_text(query: str) -> str:
-    """The prompt from the request on."""
-    return f"{query}<|im_end|>\n<|im_start|>assistant\n"
-
-
 def answer_text(answers: Sequence[dict[str, Any]]) -> str:
     """What the model is to write, but for the end token."""
-    return f"<tool_call>{compact(list(answers))}</tool_call><|im_end|>"
+    return f"{CALLS_START}{compact(list(answers))}{CALLS_END}{IM_END}"
 
 
 def offered(rng: Random, tools: Sequence[Tool]) -> list[Tool]:
@@ -57,25 +42,21 @@ def offered(rng: Random, tools: Sequence[Tool]) -> list[Tool]:
 
 def answered(example: Example, tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
     """The right answer where only ``tools`` are offered: nothing, if one that it needs is missing."""
-    names = {tool["name"] for tool in tools}
+    names = {tool.name for tool in tools}
     return example.answers if example.tools <= names else ()
 
 
-def group(rng: Random, split: str, tools: Sequence[Tool], size: int, tokenizer: Any) -> Group:
-    """``size`` requests behind one random list of tools.
-
-    Args:
-        tokenizer: encodes text (``encode``) and knows ``bos_id`` and ``eos_id``.
-    """
+def group(rng: Random, split: str, tools: Sequence[Tool], size: int, tokenizer: Tokenizer) -> Group:
+    """``size`` requests behind one random list of tools."""
     chosen = offered(rng, tools)
-    head = (tokenizer.bos_id, *tokenizer.encode(head_text(chosen)))
+    head = (tokenizer.bos_id, *tokenizer.encode(before_query(chosen)))
     branches = []
     for _ in range(size):
         example = draw(rng, split)
         # Most requests for a tool that isn't offered are drawn again, or nothing but refusals would be learnt.
-        while not example.tools <= {t["name"] for t in chosen} and rng.random() < 0.8:
+        while not example.tools <= {t.name for t in chosen} and rng.random() < 0.8:
             example = draw(rng, split)
-        tail = tokenizer.encode(tail_text(example.query))
+        tail = tokenizer.encode(example.query + AFTER_QUERY)
         answer = (*tokenizer.encode(answer_text(answered(example, chosen))), tokenizer.eos_id)
         branches.append(((*tail, *answer), len(tail)))
     return Group(head, tuple(branches))

@@ -64,11 +64,6 @@ def draw(rng: Random, split: str) -> Example:
     return Example(_dressed(first, rng, split), calls)
 
 
-def intents() -> tuple[str, ...]:
-    """What single requests can be about."""
-    return tuple(tpl.CORES)
-
-
 def _dressed(text: str, rng: Random, split: str) -> str:
     text = tpl.tidy(rng.choice(tpl.BEFORE[split]) + text + rng.choice(tpl.BEHIND[split]))
     if rng.random() < 0.4:

@@ -8,25 +8,25 @@ depends on the seed and its number alone, so that a run that was interrupted goe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from needle_export.checkpoint.files import atomic_write
 from needle_export.checkpoint.geometry import Geometry
-from needle_export.checkpoint.ladder import ladder_geometry, ladder_layers
-from needle_export.checkpoint.layout import is_probe_rows, layer_axis
+from needle_export.checkpoint.ladder import cut_of, ladder_geometry
 from needle_export.checkpoint.loaded import standard_permutations
+from needle_export.checkpoint.text import Tokenizer
 from needle_export.demo.geometry import DEMO, initial
 from needle_export.demo.muon import Muon
 from needle_export.demo.packed import Packing, hidden
 from needle_export.demo.prompts import Group, group
 from needle_export.errors import BadInput
+from needle_export.generate.schemas import Tool
 from needle_export.model.network import Needle
 
 
@@ -65,19 +65,11 @@ def sliced(geometry: Geometry, tensors: Mapping[str, Tensor], depth: int) -> tup
     """A rung's geometry and tensors, through which gradients reach those of the whole."""
     if depth == geometry.num_layers:
         return geometry, dict(tensors)
-    kept = torch.tensor(ladder_layers(geometry, depth))
-    rows = torch.cat([torch.zeros(1, dtype=torch.int64), kept + 1])
-    sites = [s for s, layer in enumerate(geometry.engram_layers) if layer in kept]
-    out = {}
+    cut, out = cut_of(geometry, depth), dict[str, Tensor]()
     for name, value in tensors.items():
-        top, _, rest = name.partition("/")
-        if top.startswith("engrams_"):
-            site = int(top.removeprefix("engrams_"))
-            if site in sites:
-                out[f"engrams_{sites.index(site)}/{rest}"] = value
-            continue
-        axis = layer_axis(name)
-        out[name] = value if axis is None else value.index_select(axis, rows if is_probe_rows(name) else kept)
+        target, part = cut.renamed(name), cut.along(name)
+        if target is not None:
+            out[target] = value if part is None else value.index_select(part[0], torch.from_numpy(part[1]))
     return ladder_geometry(geometry, depth), out
 
 
@@ -107,7 +99,7 @@ def predicted(model: Needle, requests: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [A, V] of the answers' tokens, the tokens [A] and their branches [A]."""
     packing = Packing(requests.head, [tokens[:-1] for tokens, _ in requests.branches])
     rows, targets, owner = answer_rows(packing, requests)
-    return model._logits(hidden(model, packing)[-1][rows]), targets, owner
+    return model.logits(hidden(model, packing)[-1][rows]), targets, owner
 
 
 def exact(model: Needle, requests: Group) -> Tensor:
@@ -125,13 +117,13 @@ class Training:
     """A run: weights in the checkpoint's layout, the optimiser, and how far it is.
 
     Args:
-        tools: flat schemas.
-        tokenizer: with ``encode``, ``bos_id``, ``eos_id``.
+        tools: that prompts offer.
+        tokenizer: that they are read with.
         seed: of the initial values and of all that is drawn.
         geometry: of the model.
     """
 
-    def __init__(self, tools: list[dict[str, Any]], tokenizer: Any, seed: int, schedule: Schedule,
+    def __init__(self, tools: Sequence[Tool], tokenizer: Tokenizer, seed: int, schedule: Schedule,
                  geometry: Geometry = DEMO) -> None:
         self.tools, self.tokenizer, self.seed, self.schedule, self.geometry = tools, tokenizer, seed, schedule, geometry
         self.weights = {name: value.requires_grad_() for name, value in initial(geometry, seed).items()}

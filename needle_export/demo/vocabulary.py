@@ -6,50 +6,24 @@ import io
 import re
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
-from needle_export.demo.prompts import answer_text, compact, offered, tail_text
+from needle_export.demo.prompts import answer_text, offered
 from needle_export.demo.queries import draw
+from needle_export.generate.prompt import AFTER_QUERY, MARKERS, compact
+from needle_export.generate.schemas import Tool
 
 SIZE = 1024
-
-#: Ids from 4 on, in this order; the first four are padding, end, beginning and unknown. From the public cactus-needle
-#: package, ``needle.model.tokenizer``.
-MARKERS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tools>", "</tools>", "<tool_call>", "</tool_call>",
-           "<tool_result>", "</tool_result>", "<context>", "</context>", "<extract>", "</extract>", "<schema>",
-           "</schema>")
-
 
 #: Where no piece may reach across, in what the tokenizer is trained on: it is part of no text.
 _CUT = "\t"
 
 
-class Pieces:
-    """Encodes and decodes with a SentencePiece model, given as bytes."""
-
-    def __init__(self, model: bytes) -> None:
-        import sentencepiece
-
-        self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.bos_id, self.eos_id = self._model.bos_id(), self._model.eos_id()
-        self.end_id = self._model.piece_to_id("<|im_end|>")
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        ids: list[int] = self._model.encode(text, out_type=int)
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        text: str = self._model.decode(list(ids))
-        return text
-
-
-def train(tools: Sequence[dict[str, Any]], seed: int, sentences: int) -> bytes:
+def train(tools: Sequence[Tool], seed: int, sentences: int) -> bytes:
     """A model trained on requests and answers of the training split, and on the tools as prompts show them.
 
     The numbers of a text are cut into digits, so that 37 and 73 are made of the same pieces; pieces may join letters
-    with punctuation, so that what JSON repeats is one piece.
+    with punctuation, so that what JSON repeats is one piece. Markers have the ids from 4 on, those before them are
+    padding, end, beginning and unknown, as in the public cactus-needle package.
     """
     import sentencepiece
 
@@ -57,9 +31,9 @@ def train(tools: Sequence[dict[str, Any]], seed: int, sentences: int) -> bytes:
     lines: list[str] = []
     for index in range(sentences):
         example = draw(rng, "train")
-        lines += [_words(tail_text(example.query)), _values(answer_text(example.answers))]
+        lines += [_words(example.query + AFTER_QUERY), _values(answer_text(example.answers))]
         if index % 4 == 0:
-            lines += [_values(compact(tool) + ",") for tool in offered(rng, tools)]
+            lines += [_values(compact(tool.flat) + ",") for tool in offered(rng, tools)]
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=out, model_type="bpe", vocab_size=SIZE, byte_fallback=True,

@@ -10,10 +10,11 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from needle_export.checkpoint.jsonl import no_constant, read_objects
 from needle_export.errors import BadInput
 from needle_export.generate.calls import Call
 from needle_export.generate.schemas import Tool, read_tools
@@ -59,11 +60,8 @@ def read_examples(data: bytes, tools: Sequence[Tool] | None = None) -> tuple[Exa
     """
     known: dict[str, tuple[Tool, ...]] = {}
     found = []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
+    for number, raw in read_objects(data, _FORM):
         where = f"line {number}"
-        raw = _object(line, where)
         if "messages" in raw and "query" not in raw:
             raw = _from_chat(raw, where)
         _check_keys(raw, where)
@@ -79,22 +77,6 @@ def sample(examples: Sequence[Example], limit: int | None) -> tuple[Example, ...
         return tuple(examples)
     picked = np.random.default_rng(SEED).choice(len(examples), limit, replace=False)
     return tuple(examples[i] for i in sorted(picked))
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line.decode("utf-8-sig" if where == "line 1" else "utf-8"), parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise BadInput("it isn't UTF-8", where=where, fix=_FORM) from None
-    except (ValueError, RecursionError):
-        raise BadInput("it isn't JSON", where=where, fix=_FORM) from None
-    if not isinstance(found, dict):
-        raise BadInput("it isn't a JSON object", where=where, fix=_FORM)
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"JSON has no {name}")
 
 
 def _check_keys(raw: dict[str, Any], where: str) -> None:
@@ -162,7 +144,7 @@ def _decoded(value: Any, what: str, where: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value, parse_constant=_no_constant)
+        return json.loads(value, parse_constant=no_constant)
     except (ValueError, RecursionError):
         raise BadInput(f"its {what} are text that isn't JSON", where=where, fix=_FORM) from None
 

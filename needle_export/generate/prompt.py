@@ -24,10 +24,17 @@ def compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def render(query: str, tools: Sequence[Tool], system: str = "") -> str:
-    """The prompt before a query's answer, byte for byte upstream's; the token of the beginning isn't part of it."""
+#: What follows a query in a prompt.
+AFTER_QUERY = f"{IM_END}\n{IM_START}assistant\n"
+
+
+def before_query(tools: Sequence[Tool], system: str = "") -> str:
+    """A prompt's text up to its query: instructions if there are any, and the tools."""
     system = system.strip()
     front = f"{IM_START}system\n{system}{IM_END}\n" if system else ""
-    listed = compact([tool.flat for tool in tools])
-    turn = f"{IM_START}user\n{TOOLS_START}{listed}{TOOLS_END}\n{query}{IM_END}\n"
-    return f"{front}{turn}{IM_START}assistant\n"
+    return f"{front}{IM_START}user\n{TOOLS_START}{compact([tool.flat for tool in tools])}{TOOLS_END}\n"
+
+
+def render(query: str, tools: Sequence[Tool], system: str = "") -> str:
+    """The prompt before a query's answer, byte for byte upstream's; the token of the beginning isn't part of it."""
+    return f"{before_query(tools, system)}{query}{AFTER_QUERY}"

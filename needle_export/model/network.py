@@ -119,21 +119,23 @@ class Needle(nn.Module):
     def _as_stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (k, v) if self.stored is None else (self.stored(k), self.stored(v))
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotation: positions [T] -> [T, Dqk/2] each."""
         angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
         return torch.cos(angles), torch.sin(angles)
 
-    def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens [T] -> their vectors [T, C] and the stream before the first block [T, n, C]."""
         x = nn.functional.embedding(tokens, self.embedding) * self.embed_scale
         return x, x.unsqueeze(-2).expand(*x.shape[:-1], self.geometry.mhc_lanes, x.shape[-1])
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of lane-averaged hidden states [..., C] behind the last block: [..., V]."""
         return nn.functional.linear(self.final_norm(hidden), self.embedding[: self.geometry.head_vocab])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every position without caches: tokens [B, T] int64 -> [B, T, V]."""
-        return torch.stack([self._logits(self.hidden(row)[-1]) for row in tokens])
+        return torch.stack([self.logits(self.hidden(row)[-1]) for row in tokens])
 
     def hidden(self, tokens: Tensor) -> list[Tensor]:
         """Lane-averaged hidden states of one sequence: tokens [T] -> L + 1 tensors [T, C], embedding first."""
@@ -144,7 +146,7 @@ class Needle(nn.Module):
         """The stream before the first block and after each: tokens [T] -> L + 1 tensors [T, n, C]."""
         g, rows = self.geometry, tokens.shape[0]
         positions = torch.arange(rows)
-        cos, sin = self._angles(positions)
+        cos, sin = self.angles(positions)
         distance = positions.unsqueeze(1) - positions.unsqueeze(0)
         causal = distance >= 0
         local = causal & (distance < g.sliding_window) if g.sliding_window else causal
@@ -160,7 +162,7 @@ class Needle(nn.Module):
             hashed, valid, _ = ref.ngram_rows(tokens, past, positions[:1], e.seeds, e.orders, e.slots)
             keys, values = e(hashed, valid)
             values = taps(values, e.taps, e.dilation)
-        _, stream = self._embed(tokens)
+        _, stream = self.embed(tokens)
         streams = [stream]
         for index, layer in enumerate(self.layers):
             visible = causal if not g.sliding_window or index in g.global_layers else local
@@ -168,11 +170,12 @@ class Needle(nn.Module):
             def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor = visible) -> Tensor:
                 return ref.attend(q, *self._as_stored(k, v), visible, g.qk_head_dim**-0.5)
 
-            stream = layer(stream, cos, sin, self._site(index, keys, values), taps, attend)
+            stream = layer(stream, cos, sin, self.memory(index, keys, values), taps, attend)
             streams.append(stream)
         return streams
 
-    def _site(self, layer: int, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def memory(self, layer: int, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """A layer's key and value [T, C] of what :class:`Engram` gave for all sites; None where it has no site."""
         if keys is None or values is None or layer not in self.geometry.engram_layers:
             return None
         site = self.geometry.engram_layers.index(layer)
@@ -219,7 +222,7 @@ class Needle(nn.Module):
         """As :meth:`step`, with the stream after each block [T, n, C] as third result."""
         g = self.geometry
         nxt: dict[str, Tensor] = {}
-        cos, sin = self._angles(position + torch.arange(tokens.shape[0]))
+        cos, sin = self.angles(position + torch.arange(tokens.shape[0]))
         keys = values = None
         if self.engram is not None:
             e = self.engram
@@ -231,7 +234,7 @@ class Needle(nn.Module):
             values, nxt["engram_history"] = ref.causal_taps(
                 values, state["engram_history"], e.taps, e.dilation
             )
-        embedded, stream = self._embed(tokens)
+        embedded, stream = self.embed(tokens)
         streams: list[Tensor] = []
         cells = [embedded]
         for index, layer in enumerate(self.layers):
@@ -256,13 +259,13 @@ class Needle(nn.Module):
                     f"a chunk of {tokens.shape[0]} tokens is longer than the {rows}-row window it is written to",
                     fix=f"feed at most {rows} tokens a step",
                 )
-            stream = layer(stream, cos, sin, self._site(index, keys, values), taps, attend)
+            stream = layer(stream, cos, sin, self.memory(index, keys, values), taps, attend)
             streams.append(stream)
             # Here rather than behind the last block, so that no stream must be held for it.
             if heads and index < g.num_layers - 1:
                 cells.append(stream.mean(-2))
         hidden = stream.mean(-2)
-        logits = self._logits(hidden)
+        logits = self.logits(hidden)
         for name in heads:
             head, names = self._head(name), probe_state(name)
             real = torch.tensor([tokens.shape[0]]) if count is None else count

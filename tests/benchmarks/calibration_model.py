@@ -96,7 +96,7 @@ class Language:
 
 def logits(net: Needle, tokens: Tensor) -> Tensor:
     """[B, T] -> [B, T, V], all sequences at once."""
-    return torch.vmap(lambda row: net._logits(net.hidden(row)[-1]))(tokens)
+    return torch.vmap(lambda row: net.logits(net.hidden(row)[-1]))(tokens)
 
 
 def fresh() -> Needle:

@@ -60,7 +60,7 @@ def visit(chromium: Browser, place: Path) -> Iterator[Visit]:
         tab.on("pageerror", lambda error: told.append(f"error: {error}"))
         tab.on("request", lambda asked: told.append(f"request: {asked.url}"))
         tab.goto(page.as_uri())
-        tab.told = told  # type: ignore[attr-defined]
+        tab.told = told
         return tab
 
     yield visit
@@ -94,7 +94,7 @@ def test_the_formula_of_contrast() -> None:
 
 def test_it_opens_without_an_error_and_asks_for_nothing(visit: Visit, place: Path) -> None:
     tab = visit()
-    assert tab.told == [f"request: {place.as_uri()}"]  # type: ignore[attr-defined]
+    assert tab.told == [f"request: {place.as_uri()}"]
     assert tab.evaluate("getComputedStyle(document.body).fontSize") == "16px"  # the policy let the style in
 
 
@@ -214,6 +214,6 @@ def test_one_artifact_alone(visit: Visit, width: int, tmp_path: Path) -> None:
     place.write_text(render_page([("dist", make_report())]), encoding="utf-8")
     tab = visit(width, page=place)
     found = seen(tab)
-    assert tab.told == [f"request: {place.as_uri()}"]  # type: ignore[attr-defined]
+    assert tab.told == [f"request: {place.as_uri()}"]
     assert found["width"] <= width
     assert not illegible(found) and not cut_off(found) and not covered(found)

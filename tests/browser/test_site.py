@@ -6,7 +6,6 @@ import functools
 import http.server
 import json
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,10 +16,11 @@ import pytest
 
 from needle_export import demo, pipeline
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.companions import load_tools
 from needle_export.config.progress import NullProgress
 from needle_export.config.recipe import load_recipe
 from needle_export.generate.assistant import Assistant
-from needle_export.generate.schemas import read_tools
+from needle_export.generate.schemas import Tool
 from needle_export.plan import resolve
 from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.targets.onnx.widen import Matrix, unpack
@@ -63,28 +63,26 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("build") / "dist"
     plan = resolve(load_recipe("web"), None, {"bench": False}, checkpoint="demo:", out=out)
     pipeline.build(plan.options, NullProgress())
-    if not (out / "tokenizer.model").exists():
-        shutil.copy(demo.files().tokenizer, out)
     return out
 
 
 @pytest.fixture(scope="module")
-def tools() -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(demo.files().tools.read_text(encoding="utf-8"))
-    return found
+def tools() -> tuple[Tool, ...]:
+    return load_tools(demo.files().tools)
 
 
 @pytest.fixture(scope="module")
-def site(dist: Path, root: Path, runtime: Path, tools: list[dict[str, object]]) -> Path:
+def site(dist: Path, root: Path, runtime: Path, tools: tuple[Tool, ...]) -> Path:
     """A site in a folder of a folder that is served."""
     out = root / "a folder" / "site"
-    make_site(dist, out, tools=tools, title="Lights & doors", system="", runtime=runtime, progress=NullProgress())
+    make_site(dist, out, tools=tools, title="Lights & doors", system="",
+              tokenizer=demo.files().tokenizer, runtime=runtime, progress=NullProgress())
     return out
 
 
 @pytest.fixture(scope="module")
-def tokenizer(dist: Path) -> Tokenizer:
-    return load_tokenizer(dist / "tokenizer.model")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(demo.files().tokenizer)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -123,10 +121,10 @@ def tab(chromium: Browser, site: Path, origin: str) -> Iterator[Tab]:
     """The page, ready, with what it asked for and complained about in ``tab.asked`` and ``tab.told``."""
     context = chromium.new_context(color_scheme="light", viewport={"width": 1100, "height": 900})
     tab = context.new_page()
-    tab.told, tab.asked = [], []  # type: ignore[attr-defined]
-    tab.on("console", lambda message: tab.told.append(message.text))  # type: ignore[attr-defined]
-    tab.on("pageerror", lambda error: tab.told.append(str(error)))  # type: ignore[attr-defined]
-    context.on("request", lambda asked: tab.asked.append(asked.url))  # type: ignore[attr-defined]
+    tab.told, tab.asked = [], []
+    tab.on("console", lambda message: tab.told.append(message.text))
+    tab.on("pageerror", lambda error: tab.told.append(str(error)))
+    context.on("request", lambda asked: tab.asked.append(asked.url))
     tab.goto(f"{origin}a%20folder/site/")
     settled(tab, "ready")
     yield tab
@@ -149,14 +147,14 @@ def ask(tab: Tab, request: str, constrained: bool) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(site: Path, tokenizer: Tokenizer, tools: list[dict[str, object]]) -> dict[bool, list[list[int]]]:
+def expected(site: Path, tokenizer: Tokenizer, tools: tuple[Tool, ...]) -> dict[bool, list[list[int]]]:
     """Tokens by Python's loop, on the site's own graphs in ONNX Runtime; within the grammar, and free."""
     about = json.loads((site / "site.json").read_text(encoding="utf-8"))["model"]
     unpack(site / "model", [Matrix(**matrix) for matrix in about["matrices"]])
     runner = OnnxRunner(site / "model")
     found = {}
     for constrained in (True, False):
-        assistant = Assistant(runner, tokenizer, read_tools(tools), constrained=constrained)
+        assistant = Assistant(runner, tokenizer, tools, constrained=constrained)
         found[constrained] = [list(assistant.ask(request.strip()).tokens) for request in REQUESTS]
     return found
 
@@ -192,8 +190,8 @@ def test_numbers_are_numbers(tab: Tab) -> None:
 
 
 def test_nothing_comes_from_anywhere_else_and_nothing_is_said(tab: Tab, origin: str) -> None:
-    assert tab.told == []  # type: ignore[attr-defined]
-    asked = set(tab.asked)  # type: ignore[attr-defined]
+    assert tab.told == []
+    asked = set(tab.asked)
     assert {url for url in asked if not url.startswith(f"{origin}a%20folder/site/")} == set()
     assert f"{origin}a%20folder/site/model/weights.bin" in asked
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from needle_export import answering, batch, demonstration
+from needle_export import answering, batch
 from needle_export.errors import Unsupported, VerificationFailed
 from needle_export.generate.calls import Call
 from tests.cli.conftest import Run
@@ -47,9 +47,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
             raise end[0]
         return end
 
-    monkeypatch.setattr(demonstration, "demo_folder", lambda: tmp_path)
     monkeypatch.setattr(batch, "run", run)
-    monkeypatch.setattr(answering, "load_tools", lambda path: ())
     monkeypatch.setattr(answering, "answer", answer)
     return found
 

@@ -19,9 +19,9 @@ from needle.model.tokenizer import BOS_ID, CHAT_MARKERS, EOS_ID, IM_END_ID, PAD_
 
 from needle_export import demo
 from needle_export.checkpoint.checkpoint import read_checkpoint
-from needle_export.demo.make import read_tools
-from needle_export.demo.prompts import answer_text, head_text, tail_text
-from needle_export.demo.vocabulary import MARKERS
+from needle_export.demo.make import demo_tools
+from needle_export.demo.prompts import answer_text
+from needle_export.generate.prompt import MARKERS, render
 from needle_export.model.network import Needle
 from needle_export.model.state import empty_state, state_specs
 from tests.support import models, oracle
@@ -48,10 +48,10 @@ def tokenizer() -> SANTokenizer:
 def asked(tokenizer: SANTokenizer) -> list[Asked]:
     found = []
     for line in demo.files().heldout.read_text(encoding="utf-8").splitlines()[:REQUESTS]:
-        example = json.loads(line) | {"tools": read_tools()}
+        example = json.loads(line) | {"tools": [tool.flat for tool in demo_tools()]}
         prompt, target = render_example(example)
         # Ours, from which the model learnt, is the package's.
-        assert prompt == head_text(read_tools()) + tail_text(example["query"])
+        assert prompt == render(example["query"], demo_tools())
         assert target == answer_text(example["answers"])
         found.append(Asked(example["query"], [BOS_ID, *tokenizer.encode(prompt)], tokenizer.encode(target)))
     return found
@@ -119,7 +119,7 @@ def test_needle_rs_runs_its_container_to_the_same_tokens(container: Path, asked:
     checkpoint = read_checkpoint(container)
     net = Needle(checkpoint.geometry, checkpoint.tensors, checkpoint.permutations)
     engine = needle_rs.V3Engine.load(str(container))
-    tools = json.dumps(read_tools(), separators=(",", ":"), ensure_ascii=False)
+    tools = json.dumps([tool.flat for tool in demo_tools()], separators=(",", ":"), ensure_ascii=False)
     right = 0
     for one in asked:
         found = engine.generate(one.query, tools, max_new_tokens=64, temperature=0.0)

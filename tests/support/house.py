@@ -9,15 +9,21 @@ STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measu
                     "web"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = """answering assemble calibration demo estimates evaluation importing inspection loading plan provenance reuse
-            runtimes timing website"""
+_NAMES = """answering assemble calibration companions demo estimates evaluation importing inspection loading plan
+            provenance reuse runtimes timing website"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
 
 #: Which of these stand above others: one build over what it is made of, several over one.
-ABOVE = {"evaluation": frozenset({"assemble", "loading"}), "pipeline": _BELOW, "batch": _BELOW | {"pipeline"},
-         "demonstration": _BELOW | {"pipeline", "batch"}, "website": frozenset({"reuse"})}
+ABOVE = {
+    "answering": frozenset({"companions"}),
+    "evaluation": frozenset({"assemble", "companions", "loading"}),
+    "website": frozenset({"companions", "reuse"}),
+    "pipeline": _BELOW,
+    "batch": _BELOW | {"pipeline"},
+    "demonstration": _BELOW | {"pipeline", "batch"},
+}
 
 #: What everybody may import.
 GROUND = frozenset({"errors", "config", "__version__"})
@@ -25,6 +31,7 @@ GROUND = frozenset({"errors", "config", "__version__"})
 #: Vocabulary that stages share: (importing module, imported module) by prefix, and why.
 SHARED = {
     ("checkpoint", "weights.cq"): "what the levels and norms of a container's matrices stand for; numpy alone",
+    ("generate.examples", "checkpoint.jsonl"): "files of one object a line",
     ("model", "checkpoint.geometry"): "data types: what a model is, in numbers, names and shapes",
     ("model", "weights"): "how a matrix is rounded and what a runtime computes with it, which the reference follows",
     ("targets.onnx", "weights"): "how a matrix is rounded, and the inputs of its products, the same for every target",
@@ -73,6 +80,8 @@ DIRECT = {
 TYPES_ONLY = {
     ("report.plan_text", "plan"): "it words a plan, and never makes one",
     ("report.evaluated_view", "evaluation"): "it words what a run has found, and never runs one",
+    ("report.site_text", "website"): "it words what was written, and never writes it",
+    ("report.demonstration_text", "demonstration"): "it words what was asked, and never asks",
     ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
     ("compile", "codebooks"): "it is handed one",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from needle_export import evaluation
+from needle_export import companions, evaluation
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.checkpoint.sample import write_sample
 from needle_export.config.progress import NullProgress
@@ -76,7 +76,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     made = Target()
     monkeypatch.setattr(evaluation, "find_target", lambda name: made)
     monkeypatch.setattr(evaluation, "version", lambda name: "9.9")
-    monkeypatch.setattr(evaluation, "load_tokenizer", lambda data: ByteTokenizer())
+    monkeypatch.setattr(companions, "load_tokenizer", lambda path: ByteTokenizer())
     return made
 
 
@@ -158,9 +158,9 @@ def test_several_folders_and_lines_with_tools_of_their_own(target: Target, build
 @pytest.mark.parametrize(("spoil", "kind", "sentence"), [
     (lambda dist, data: data.write_text("{"), BadInput, "heldout.jsonl: line 1: it isn't JSON"),
     (lambda dist, data: data.unlink(), BadInput, "there is no such file"),
-    (lambda dist, data: data.with_name("tools.json").write_text("["), BadInput, "tools.json: it isn't JSON"),
+    (lambda dist, data: data.with_name("tools.json").write_text("["), BadInput, "this isn't JSON"),
     (lambda dist, data: data.with_name("tools.json").write_text("[{}]"), BadInput, "tools.json"),
-    (lambda dist, data: (dist / "tokenizer.model").unlink(), BadInput, "the build has no tokenizer beside it"),
+    (lambda dist, data: (dist / "tokenizer.model").unlink(), BadInput, "no tokenizer lies beside this build"),
     (lambda dist, data: (dist / "model.onnx").write_bytes(b"x"), VerificationFailed, "not the file that the report"),
     (lambda dist, data: data.write_text(line("x" * 2000, [])), BadInput,
      "heldout.jsonl: line 1: its prompt has 2,253 tokens"),
@@ -184,7 +184,7 @@ def test_a_tokenizer_of_another_model_is_refused(target: Target, build: Folder, 
     report = load_report(dist)
     other = dataclasses.replace(report, checkpoint=dataclasses.replace(report.checkpoint, geometry={"vocab_size": 9}))
     (dist / REPORT_NAME).write_bytes(dump_report(other))
-    with pytest.raises(BadInput, match="the tokenizer has 268 pieces, and the model a vocabulary of 9"):
+    with pytest.raises(BadInput, match="the tokenizer has 268 pieces, and the model knows 9 tokens"):
         asked([dist], data)
 
 

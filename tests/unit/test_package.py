@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from needle_export import demo
 from needle_export.config.device import device_names
 from needle_export.config.shipped import shipped
 
@@ -46,6 +47,11 @@ def test_a_wheel_holds_devices_and_recipes(tmp_path: Path) -> None:
     for path in (ROOT / "needle_export" / "report" / "templates").iterdir():
         assert f"needle_export/report/templates/{path.name}" in held
     assert "needle_export/measure/overheads.json" in held
+    for file in vars(demo.files()).values():
+        assert f"needle_export/demo/model/{file.name}" in held
+    for kind in ("static", "templates"):
+        for path in (ROOT / "needle_export" / "web" / kind).iterdir():
+            assert f"needle_export/web/{kind}/{path.name}" in held
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run([sys.executable, "-c", _ASK], cwd=tmp_path, env=environment, capture_output=True, text=True,
                          check=True)

@@ -78,7 +78,7 @@ def test_gradients_are_those_of_whole_sequences() -> None:
     for tokens, prompt in made.branches:
         model = model_of(GEOMETRY, whole, 3)
         ids = torch.tensor([*made.head, *tokens])
-        rows = model._logits(model.hidden(ids[:-1])[-1])[len(made.head) + prompt - 1 :]
+        rows = model.logits(model.hidden(ids[:-1])[-1])[len(made.head) + prompt - 1 :]
         nn.functional.cross_entropy(rows, ids[len(made.head) + prompt :], reduction="sum").backward()
     reached = 0
     for name, weight in whole.items():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from needle_export.demo import lexicon, queries, templates
-from needle_export.demo.make import heldout_requests, read_tools
+from needle_export.demo.make import demo_tools, heldout_requests
 from needle_export.demo.prompts import answered, group, offered
 from needle_export.demo.queries import Example
 
@@ -41,7 +41,7 @@ def test_skeletons_are_what_spelling_gives() -> None:
 
 @pytest.mark.parametrize("split", templates.SPLITS)
 def test_answers_obey_the_schemas_and_say_what_the_request_says(split: str) -> None:
-    schemas = {tool["name"]: tool["parameters"] for tool in read_tools()}
+    schemas = {tool.name: tool.parameters for tool in demo_tools()}
     rng = Random(split)
     seen: dict[str, int] = {}
     for _ in range(SHOWN):
@@ -103,17 +103,17 @@ def test_the_heldout_requests_are_the_same_for_a_seed_and_each_once() -> None:
 
 
 def test_a_tool_that_is_not_offered_is_not_called() -> None:
-    tools = read_tools()
+    tools = demo_tools()
     call = {"name": "lock_door", "arguments": {"door": "front", "locked": True}}
     example = Example("lock the front door", (call,))
     assert answered(example, tools) == (call,)
-    assert answered(example, [t for t in tools if t["name"] != "lock_door"]) == ()
+    assert answered(example, [t for t in tools if t.name != "lock_door"]) == ()
 
 
 def test_most_prompts_offer_all_tools_and_others_some_in_any_order() -> None:
-    tools = read_tools()
-    names = [tuple(t["name"] for t in offered(Random(seed), tools)) for seed in range(300)]
-    whole = tuple(t["name"] for t in tools)
+    tools = demo_tools()
+    names = [tuple(t.name for t in offered(Random(seed), tools)) for seed in range(300)]
+    whole = tuple(t.name for t in tools)
     assert 0.5 < sum(n == whole for n in names) / 300 < 0.7
     assert min(map(len, names)) == 2
     assert any(len(n) == 6 and n != whole for n in names)
@@ -126,7 +126,7 @@ def test_groups_are_prompts_with_answers() -> None:
         def encode(self, text: str) -> list[int]:
             return [ord(c) for c in text]
 
-    made = group(Random(5), "train", read_tools(), 12, Letters())
+    made = group(Random(5), "train", demo_tools(), 12, Letters())
     assert made.head[0] == 2
     head = "".join(map(chr, made.head[1:]))
     assert head.startswith('<|im_start|>user\n<tools>[{"name":') and head.endswith("</tools>\n")

@@ -10,10 +10,10 @@ import torch
 
 from needle_export import demo
 from needle_export.checkpoint.checkpoint import read_checkpoint
+from needle_export.checkpoint.text import load_tokenizer
 from needle_export.config.progress import NullProgress
-from needle_export.demo import vocabulary
 from needle_export.demo.geometry import DEMO
-from needle_export.demo.make import heldout_requests, measure, read_tools
+from needle_export.demo.make import demo_tools, heldout_requests, measure
 from needle_export.demo.queries import Example
 
 SEED = 7
@@ -51,8 +51,8 @@ def test_the_heldout_requests_are_those_that_the_templates_make() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_it_answers_as_its_card_says() -> None:
-    pieces = vocabulary.Pieces(demo.files().tokenizer.read_bytes())
-    accuracy, kinds = measure(demo.files().checkpoint, heldout(), read_tools(), pieces, NullProgress(), (3, 6))
+    pieces = load_tokenizer(demo.files().tokenizer)
+    accuracy, kinds = measure(demo.files().checkpoint, heldout(), demo_tools(), pieces, NullProgress(), (3, 6))
     assert accuracy[6] >= 0.9
     card = demo.files().card.read_text(encoding="utf-8")
     for depth, share in accuracy.items():

@@ -32,7 +32,7 @@ def tiny(schedule: Schedule = QUICK, seed: int = 3) -> Training:
         def encode(self, text: str) -> list[int]:
             return [4 + b for b in text.encode()][-40:]
 
-    return Training(making.read_tools(), Bytes(), seed, schedule, GEOMETRY)
+    return Training(making.demo_tools(), Bytes(), seed, schedule, GEOMETRY)
 
 
 def run(training: Training, told: Any = lambda *_: None) -> Training:

@@ -1,0 +1,60 @@
+"""What a published build is asked with and doesn't hold itself: its tokenizer, and the tools that may be called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from needle_export.checkpoint.files import map_file
+from needle_export.checkpoint.text import Tokenizer, load_tokenizer
+from needle_export.errors import BadInput
+from needle_export.generate.schemas import Tool, read_tools
+from needle_export.report.schema import Report
+
+TOKENIZER_NAME = "tokenizer.model"
+"""Of the tokenizer's file beside a build."""
+
+
+def tokenizer_path(dist: Path, given: Path | None) -> Path:
+    """The tokenizer's file: one that is given, or the one beside a build.
+
+    Raises:
+        BadInput: there is none beside it.
+    """
+    path = dist / TOKENIZER_NAME if given is None else given
+    if given is None and not path.is_file():
+        raise BadInput("no tokenizer lies beside this build", where=str(dist), fix="give --tokenizer FILE")
+    return path
+
+
+def load_tokenizer_of(report: Report, path: Path) -> Tokenizer:
+    """The tokenizer in a file, which must not know more pieces than the build's model has tokens.
+
+    Raises:
+        BadInput: it can't be read, or isn't the model's.
+    """
+    tokenizer, known = load_tokenizer(path), int(report.checkpoint.geometry["vocab_size"])
+    if tokenizer.vocab_size > known:
+        raise BadInput(f"the tokenizer has {tokenizer.vocab_size} pieces, and the model knows {known} tokens",
+                       where=str(path), fix="give the tokenizer that the model was trained with")
+    return tokenizer
+
+
+def load_tools(path: Path) -> tuple[Tool, ...]:
+    """Tools from a JSON file.
+
+    Raises:
+        BadInput: naming the file: it can't be read, it isn't JSON, or a tool isn't right.
+    """
+    data = map_file(path).tobytes()
+    try:
+        value: Any = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadInput("this isn't UTF-8 text", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"this isn't JSON ({error})", where=str(path)) from None
+    try:
+        return read_tools(value)
+    except BadInput as error:
+        raise BadInput(error.what, where=f"{path}: {error.where}", fix=error.fix) from None
