@@ -44,9 +44,6 @@ log = logging.getLogger(__name__)
 #: Longest prefill chunk; a ring shortens it to its own length.
 MAX_CHUNK = 128
 
-#: How often the reference runs with its last bits moved.
-_JITTERS = 3
-
 #: Shortest ring that a chunk of variable length, from two tokens on, is traced for.
 SHORTEST_RING = 3
 
@@ -369,8 +366,10 @@ class Compiler:
 
     def _sensitivity(self, cases: list[parity.Case]) -> parity.Sensitivity:
         """Largest change of logits and states when what is rounded at run time moves by its last bits."""
-        found = parity.Sensitivity(0.0, 0.0)
-        for seed in range(_JITTERS):
+        found = parity.Sensitivity()
+        for seed in range(parity.MOST_JITTERS):
+            if found.is_told_by(seed):
+                break
             jitter = torch.Generator().manual_seed(seed)
             products = nullcontext() if self.scheme.activations is None else self.products(jitter=jitter)
             with self.net.jittered(jitter), products:

@@ -57,8 +57,15 @@ class Sensitivity:
         state: largest change of a state, of its range.
     """
 
-    logits: float
-    state: float
+    logits: float = 0.0
+    state: float = 0.0
+
+    def is_told_by(self, runs: int) -> bool:
+        """Whether so many runs are enough: a value fell to another level on the way to both, or they tell of none.
+
+        In a small model that may take more of them than in one where some values always lie at an edge.
+        """
+        return runs >= JITTERS and min(self.logits, self.state) > _FLOAT
 
     def widened(self, case: Case, logits: Floats, state: Mapping[str, NDArray[Any]]) -> Sensitivity:
         """With what another run of a case gave: logits [N, V], and state by name."""
@@ -75,6 +82,9 @@ _REASONS = {
     "fp16": "the same halves on both sides, widened to float32 before any arithmetic",
 }
 _SAME = "the same rounded weights on both sides, widened to float32 before any arithmetic"
+
+#: How often the reference runs with its last bits moved, and at most, while no value has fallen to another level.
+JITTERS, MOST_JITTERS = 3, 24
 
 #: What is allowed beyond the reference's own sensitivity, where something is rounded at run time.
 SENSITIVITY_FACTOR = 2.0

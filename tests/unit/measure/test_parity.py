@@ -80,6 +80,12 @@ def test_a_sensitivity_is_the_farthest_of_all_runs() -> None:
     assert second == Sensitivity(0.5, 0.25)
 
 
+def test_a_sensitivity_without_a_flip_takes_more_runs() -> None:
+    flipped, still = Sensitivity(0.007, 0.003), Sensitivity(0.007, 3e-7)
+    assert [flipped.is_told_by(runs) for runs in (0, 2, 3, 24)] == [False, False, True, True]
+    assert not any(still.is_told_by(runs) or Sensitivity().is_told_by(runs) for runs in range(24))
+
+
 def test_margins_are_between_the_two_best() -> None:
     logits = np.array([[1.0, 4.0, 2.5, -9.0], [3.0, 3.0, 1.0, 0.0], [-1.0, -2.0, -1.5, -8.0]], np.float32)
     assert margins(logits).tolist() == [1.5, 0.0, 0.5]
