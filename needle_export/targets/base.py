@@ -267,6 +267,13 @@ class Target(Protocol):
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """Further runtimes that users of this format may have."""
 
+    def decoder(self) -> Path:
+        """A Python file that needs nothing of this package and lies beside every artifact as ``decoder.py``.
+
+        Its ``open_decoder(folder, manifest, threads)`` opens the artifact in its runtime; what comes back has
+        ``context``, ``reset()`` and ``feed(tokens)``, which gives logits [T, V] for tokens [T].
+        """
+
 
 @runtime_checkable
 class ReadsWeights(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 from needle_export.checkpoint.geometry import SMALL, Geometry
 from needle_export.graph.reference import hash_seeds
 from needle_export.model.state import StateSpec, state_specs
-from needle_export.targets.coreml.contract import contract_json
+from needle_export.targets.coreml.contract import contract_json, facts
 from tests.support.geometries import VARIANTS
 
 #: Geometry, context and prefill lengths: full caches beside rings, rings alone, no rings, no n-grams, three orders.
@@ -39,7 +39,5 @@ def contract_of(case: str, system: str, half: bool = True) -> tuple[dict[str, An
     """What a package of a case says to its host, and the states of its step."""
     geometry, context, buckets = CASES[case]
     states = state_specs(geometry, context)
-    text = contract_json(
-        states, geometry.head_vocab, context, buckets, ngram_facts(geometry), system, half, {"needle.tool": "test"}
-    )
-    return json.loads(text), states
+    known = facts(states, geometry.head_vocab, context, buckets, ngram_facts(geometry), system, half)
+    return json.loads(contract_json(known, {"needle.tool": "test"})), states

@@ -192,7 +192,7 @@ def output_ports(states: tuple[Any, ...], vocab: int, rows: int, half: bool, sta
     return tuple(ports)
 
 
-def contract_json(
+def facts(
     states: tuple[Any, ...],
     vocab: int,
     context: int,
@@ -200,14 +200,13 @@ def contract_json(
     ngrams: Mapping[str, Any],
     system: str,
     half: bool,
-    metadata: Mapping[str, str],
-) -> str:
-    """What a host must know, as it is stored in the package.
+) -> dict[str, Any]:
+    """What a host must know.
 
     Args:
         ngrams: seeds, orders and slots of the n-gram hash; empty if the model has none.
     """
-    value = {
+    return {
         "context": context,
         "vocab": vocab,
         "buckets": list(buckets),
@@ -219,6 +218,9 @@ def contract_json(
         "real": "float16" if half else "float32",
         "ngrams": dict(ngrams),
         "state": [{**asdict(s), "shape": list(s.shape)} for s in layouts(states, stateful(system))],
-        **metadata,
     }
-    return json.dumps(value, separators=(",", ":"))
+
+
+def contract_json(known: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
+    """The same as it is stored in the package, with what that says about itself."""
+    return json.dumps({**known, **metadata}, separators=(",", ":"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from needle_export.graph.ops import op
 from needle_export.graph.program import Program
 from needle_export.measure.work import Work
 from needle_export.targets.base import Compiled, Facts, LoweringOptions, OtherRuntime, Programs, need
-from needle_export.targets.coreml import apple, contract
+from needle_export.targets.coreml import apple, contract, decoder
 from needle_export.targets.coreml.evaluate import load_package
 from needle_export.targets.coreml.session import EvaluatorRunner
 from needle_export.targets.matrices import ReadMatrix
@@ -100,9 +99,8 @@ class CoremlTarget:
                 contract.output_ports(states, head_vocab, rows, store.half, stateful),
             )
             del program
-        described = contract.contract_json(
-            states, head_vocab, options.context, options.buckets, ngrams, system, store.half, options.metadata
-        )
+        known = contract.facts(states, head_vocab, options.context, options.buckets, ngrams, system, store.half)
+        described = contract.contract_json(known, options.metadata)
         with quietly():
             written = exporter.write(folder / contract.FILE_NAME, described, options.metadata)
         packages = list(dict.fromkeys(written.values()))
@@ -118,7 +116,7 @@ class CoremlTarget:
             weights=store.listed(),
             nodes={name: facts["op_types"] for name, facts in found.items()},
             notes=_notes(options, system, found[DECODE]["precisions"], len(packages)),
-            io=_io(states, head_vocab, options, len(ngrams.get("seeds", ())), store.half, stateful),
+            io=_io(states, known, len(ngrams.get("seeds", ()))),
             versions={n: version(n) for n in ("coremltools",)},
         )
 
@@ -153,6 +151,10 @@ class CoremlTarget:
             return [OtherRuntime("Core ML", "", None, f"not tried: {what}", native=True)]
         version = f"of macOS {apple.macos_version()}, compute units {apple.DEFAULT_UNITS}"
         return [OtherRuntime("Core ML", version, lambda: self.open_native(folder), native=True)]
+
+    def decoder(self) -> Path:
+        """For Core ML itself, on a Mac; see :class:`targets.base.Target`."""
+        return Path(decoder.__file__)
 
     def missing(self) -> str:
         """Why Core ML can't be used on this machine, or empty; see :class:`targets.base.RunsNatively`."""
@@ -195,16 +197,12 @@ def _notes(
     return notes
 
 
-def _io(
-    states: tuple[Any, ...], vocab: int, options: LoweringOptions, tables: int, half: bool, stateful: bool
-) -> dict[str, Any]:
-    """The contract for the report: of decode."""
-
+def _io(states: tuple[Any, ...], known: dict[str, Any], tables: int) -> dict[str, Any]:
+    """The contract for the report: of decode, and what a host must know."""
+    half, stateful = known["real"] == "float16", known["stateful"]
     return {
-        "signatures": [DECODE, *(prefill_name(b) for b in options.buckets)],
-        "context": options.context,
-        "buckets": list(options.buckets),
-        "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states, stateful)],
+        "signatures": [DECODE, *(prefill_name(b) for b in known["buckets"])],
+        **known,
         "inputs": listed(contract.input_ports(states, 1, tables, half, stateful)),
-        "outputs": listed(contract.output_ports(states, vocab, 1, half, stateful)),
+        "outputs": listed(contract.output_ports(states, known["vocab"], 1, half, stateful)),
     }

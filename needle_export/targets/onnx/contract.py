@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from needle_export.targets.onnx.decoder import FILES
+
 #: What the name of a cache's scales ends in, behind the cache's own.
 SCALE = "_scale"
 
@@ -18,7 +20,6 @@ CONTEXT_KEY = "needle.context"
 CHUNK_KEY = "needle.max_chunk"
 
 DATA_NAME = "weights.bin"
-FILES = {"decode": "decode.onnx", "prefill": "prefill.onnx"}
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ def _layout(spec: Any) -> tuple[tuple[int | str, ...], str]:
     return (1, spec.shape[1], spec.shape[0]), f"past rows of the {spec.part} convolution, oldest first"
 
 
-def state_json(states: tuple[Any, ...]) -> str:
-    """The state layout as it is stored in the model."""
-    rows = [
+def state_layout(states: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """What a host must know of each state: how to make it, and how it goes from call to call."""
+    return [
         {
             "name": s.name,
             "part": s.part,
@@ -76,7 +77,11 @@ def state_json(states: tuple[Any, ...]) -> str:
         }
         for s in states
     ]
-    return json.dumps(rows, separators=(",", ":"))
+
+
+def state_json(states: tuple[Any, ...]) -> str:
+    """The state layout as it is stored in the model."""
+    return json.dumps(state_layout(states), separators=(",", ":"))
 
 
 def describe(states: tuple[Any, ...], vocab: int, context: int, max_chunk: int) -> dict[str, Any]:
@@ -91,6 +96,8 @@ def describe(states: tuple[Any, ...], vocab: int, context: int, max_chunk: int) 
         "weights": DATA_NAME,
         "context": context,
         "max_chunk": max_chunk,
+        "vocab": vocab,
+        "state": state_layout(states),
         "letters": {
             "T": f"new positions: 1 in decode, 2 to {max_chunk} in prefill",
             "S": "bound rows of a full cache: at least position + T",

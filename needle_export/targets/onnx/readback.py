@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from needle_export.errors import BadInput
 from needle_export.targets.claims import is_coded, is_norms, parse_name, split_every
 from needle_export.targets.matrices import Place, ReadMatrix, RowsOf, coded_form
-from needle_export.targets.onnx.contract import DATA_NAME, FILES
+from needle_export.targets.onnx.contract import DATA_NAME
+from needle_export.targets.onnx.decoder import FILES
 from needle_export.targets.onnx.readcodes import Nodes, Numbers, Strange
 
 #: As the builder names nodes: the block first.

@@ -22,16 +22,17 @@ from needle_export.targets.base import (
 )
 from needle_export.targets.kernels import Kernel
 from needle_export.targets.matrices import ReadMatrix
+from needle_export.targets.onnx import decoder
 from needle_export.targets.onnx.contract import (
     CHUNK_KEY,
     CONTEXT_KEY,
     DATA_NAME,
-    FILES,
     STATE_KEY,
     describe,
     ports,
     state_json,
 )
+from needle_export.targets.onnx.decoder import FILES
 from needle_export.targets.onnx.session import OnnxRunner
 from needle_export.weights.scheme import Activations
 
@@ -209,3 +210,7 @@ class OnnxTarget:
     def other_runtimes(self, folder: Path) -> list[OtherRuntime]:
         """None: opsets say what older versions run."""
         return []
+
+    def decoder(self) -> Path:
+        """What :class:`OnnxRunner` is built on; see :class:`targets.base.Target`."""
+        return Path(decoder.__file__)

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from needle_export.errors import BadInput, Unsupported
-from needle_export.targets.onnx.contract import CHUNK_KEY, CONTEXT_KEY, DATA_NAME, FILES, STATE_KEY
+from needle_export.targets.onnx.contract import CHUNK_KEY, CONTEXT_KEY, DATA_NAME, STATE_KEY
+from needle_export.targets.onnx.decoder import FILES
 
 #: The file that a host makes.
 WIDENED_NAME = "widened.bin"

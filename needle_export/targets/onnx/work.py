@@ -16,8 +16,8 @@ import onnx
 
 from needle_export.errors import BadInput
 from needle_export.measure.work import OpWork, Phase, Prompt, Work, gathered, pieces
-from needle_export.targets.onnx.contract import CHUNK_KEY, FILES, STATE_KEY
-from needle_export.targets.onnx.session import ROW_STEP
+from needle_export.targets.onnx.contract import CHUNK_KEY, STATE_KEY
+from needle_export.targets.onnx.decoder import FILES, ROW_STEP
 from needle_export.targets.onnx.shapes import Shapes, Value, attributes
 
 #: Ops that give other sizes to the bytes that they are given.

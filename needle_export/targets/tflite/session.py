@@ -1,7 +1,8 @@
-"""The decoding loop of a TFLite artifact: the same in every runtime, and the model for a host's own.
+"""One sequence through a TFLite file: the same in every runtime, and the model for a host's own.
 
-Needs numpy and an interpreter only; all it must know rides in the file as a contract. ``decode`` owns the state:
-its input tensors hold the caches, and new rows are written straight into them. A prefill signature is handed
+Needs numpy and an interpreter only; all it must know rides in the file as a contract, and lies in the manifest. This
+file lies beside every TFLite build as ``decoder.py``, and builds are verified through the class in it. ``decode`` owns
+the state: its input tensors hold the caches, and new rows are written straight into them. A prefill signature is handed
 the same state, and its rows are written into ``decode``'s tensors as well.
 """
 
@@ -11,6 +12,7 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,19 @@ from numpy.typing import NDArray
 TAIL_SHARE = 8
 
 _CTYPES: dict[str, Any] = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
+
+
+def open_decoder(folder: Path, manifest: Mapping[str, Any], threads: int = 1) -> Loop:
+    """A decoder of the build in a folder, in LiteRT.
+
+    Args:
+        manifest: of the build, decoded.
+        threads: of XNNPACK and of the runtime's own kernels.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+
+    (model,) = (file["name"] for file in manifest["files"] if file["role"] == "model")
+    return Loop(Interpreter(str(folder / model), num_threads=threads), manifest["io"])
 
 
 class Loop:

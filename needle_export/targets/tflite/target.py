@@ -34,7 +34,7 @@ from needle_export.targets.kernels import Kernel
 from needle_export.targets.matrices import ReadMatrix
 from needle_export.targets.ports import CONTRACT_KEY, DECODE, entry_name, listed, prefill_name
 from needle_export.targets.quiet import quietly
-from needle_export.targets.tflite import contract
+from needle_export.targets.tflite import contract, session
 from needle_export.targets.tflite.session import Loop
 
 #: What a file's ops and types ask for, by scheme, and what is known of older runtimes.
@@ -208,6 +208,10 @@ class TfliteTarget:
         opener: Callable[[], Any] = partial(LegacyRunner, path, python)
         return [OtherRuntime("tflite-runtime", VERSION, opener)]
 
+    def decoder(self) -> Path:
+        """What :class:`TfliteRunner` and the older runtime's process run; see :class:`targets.base.Target`."""
+        return Path(session.__file__)
+
 
 class TfliteRunner:
     """A decoding session in LiteRT.
@@ -313,6 +317,8 @@ def describe(states: tuple[Any, ...], vocab: int, options: LoweringOptions) -> d
         "signatures": [DECODE, *(prefill_name(b) for b in options.buckets), *options.heads],
         "context": options.context,
         "buckets": list(options.buckets),
+        "vocab": vocab,
+        "heads": list(options.heads),
         "state": [{**asdict(layout), "shape": list(layout.shape)} for layout in contract.layouts(states)],
         "inputs": listed(contract.input_ports(states, 1)),
         "outputs": listed(contract.output_ports(states, vocab, 1)),
