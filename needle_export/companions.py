@@ -1,4 +1,4 @@
-"""What a published build is asked with and doesn't hold itself: its tokenizer, and the tools that may be called."""
+"""What a published build is asked with: the tokenizer beside it, or another, and the tools that may be called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from needle_export.checkpoint.files import map_file
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
 from needle_export.errors import BadInput
 from needle_export.generate.schemas import Tool, read_tools
+from needle_export.report.manifest import DUMP_NAME, TOKENIZER_NAME
 from needle_export.report.schema import Report
-
-TOKENIZER_NAME = "tokenizer.model"
-"""Of the tokenizer's file beside a build."""
 
 
 def tokenizer_path(dist: Path, given: Path | None) -> Path:
@@ -22,10 +20,13 @@ def tokenizer_path(dist: Path, given: Path | None) -> Path:
     Raises:
         BadInput: there is none beside it.
     """
-    path = dist / TOKENIZER_NAME if given is None else given
-    if given is None and not path.is_file():
-        raise BadInput("no tokenizer lies beside this build", where=str(dist), fix="give --tokenizer FILE")
-    return path
+    if given is not None:
+        return given
+    for name in (TOKENIZER_NAME, DUMP_NAME):
+        if (dist / name).is_file():
+            return dist / name
+    raise BadInput("no tokenizer lies beside this build", where=str(dist),
+                   fix="give --tokenizer FILE, or build it with that")
 
 
 def load_tokenizer_of(report: Report, path: Path) -> Tokenizer:

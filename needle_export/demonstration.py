@@ -70,8 +70,7 @@ def run(
         BadInput: the model didn't come along.
         UsageError: a target has no such scheme.
     """
-    model = demo.files()
-    tools = load_tools(model.tools)
+    tools = load_tools(demo.files().tools)
     asked: dict[str, Any] = {"weights": weights, "context": CONTEXT, "bench": False}
     jobs = [batch.Job(target, BuildOptions(SURELY_DEMO, out / target, target, **asked)) for target in targets]
     for outcome in batch.run(jobs, progress, cache):
@@ -82,9 +81,7 @@ def run(
         (artifact,) = outcome.report.artifacts
         built = Row(target, weights, artifact.status, artifact.size.total_bytes)
         try:
-            session = answering.answer(
-                out / target, [query], tools, tokenizer=model.tokenizer, progress=progress
-            )
+            session = answering.answer(out / target, [query], tools, progress=progress)
         except Exception as error:  # of any kind: the other targets are asked all the same
             yield replace(built, error=error)
         else:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from needle_export import __version__
+from needle_export.appfiles import check_app_files, find_tokenizer, noted, write_app_files
 from needle_export.assemble import check_files, describe_artifact, file_info
 from needle_export.bundle.arrays import write_arrays
 from needle_export.bundle.cache import Cache
@@ -75,6 +76,7 @@ def build(
         others = target.other_runtimes(folder)
         _check_tolerances(options)
         loaded = load(options, progress)
+        tokenizer = find_tokenizer(options, loaded[0], progress)
         earlier = Earlier(cache, options, loaded[0], loaded[1])
         report = earlier.built(others, folder, progress, partial(_make, options, loaded, folder, progress, earlier))
         # From here on what the cache knows nothing of: this plan, this device, here and now.
@@ -90,7 +92,8 @@ def build(
                 shown=options.out,
             )
         recipe = options.recipe() | prompts_info(options)
-        report = replace(report, checkpoint=checkpoint_info(*loaded), options=recipe, plan=plan)
+        report = noted(replace(report, checkpoint=checkpoint_info(*loaded), options=recipe, plan=plan), tokenizer)
+        write_app_files(folder, report, tokenizer)
         devices = () if device is None else (device,)
         report = with_estimates(report, folder, usual_prompts(options.context), devices)
         (folder / REPORT_NAME).write_bytes(dump_report(report))
@@ -217,6 +220,7 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
     checked = []
     for artifact in report.artifacts:
         check_files(dist, artifact)
+        check_app_files(dist, report)
         target = find_target(artifact.target)
         tolerance = parity.recorded_tolerance(artifact.weights, artifact.parity)
         if checkpoint is None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.house import (
     ABOVE,
+    ALONE,
     COMMON,
     DIRECT,
     GROUND,
@@ -253,6 +254,13 @@ def test_opening_an_artifact_needs_no_torch() -> None:
     assert python(code).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("module", ALONE)
+def test_what_lies_beside_a_build_needs_nothing_of_this_package(module: str) -> None:
+    assert not [str(i) for i in own() if i.importer == module]
+    others = {name for i, name in foreign() if i.importer == module and not i.typing_only}
+    assert others - set(sys.stdlib_module_names) == set(ALONE[module])
+
+
 def test_only_the_command_line_prints() -> None:
     talkers = []
     for path in sources(PACKAGE):
@@ -267,8 +275,8 @@ def test_only_the_command_line_prints() -> None:
                 and isinstance(node.value, ast.Name)
                 and node.value.id == "sys"
             )
-            # The worker's answer to its parent goes to its standard output.
-            if (named or stream) and module != "measure.worker":
+            # The worker's answer to its parent goes to its standard output; the loop beside a build is a program.
+            if (named or stream) and module not in ("measure.worker", "generate.loop"):
                 talkers.append(f"{module}, line {node.lineno}")
     assert not talkers
 

@@ -25,12 +25,13 @@ from pathlib import Path
 from needle_export.bundle.site import SITE_NAME, listed_site_files
 from needle_export.bundle.swap import exchange, hold, locked, sync, sync_tree
 from needle_export.errors import BadInput, NeedleExportError, UsageError
+from needle_export.report.manifest import MANIFEST_NAME, listed_by_manifest
 from needle_export.report.schema import REPORT_NAME, listed_files
 
 log = logging.getLogger(__name__)
 
 SIDE_FILES = frozenset({REPORT_NAME, "report.md", "report.txt", "reference.npz"})
-"""Files that a published folder may hold without its report listing them."""
+"""Files that a published folder may hold without its report or its manifest listing them."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ATTEMPTS = 100
@@ -239,7 +240,12 @@ def _foreign(folder: Path) -> str | None:
         return top[0]
     try:
         # Of any version: what an earlier one built is as replaceable as what this one did.
-        known = SIDE_FILES | listed_files(folder) if mark == REPORT_NAME else listed_site_files(folder)
+        if mark == REPORT_NAME:
+            known = SIDE_FILES | listed_files(folder)
+            mark = MANIFEST_NAME
+            known |= listed_by_manifest(folder)
+        else:
+            known = listed_site_files(folder)
     except BadInput:
         return f"a {mark} that can't be read"
     for path in sorted(folder.rglob("*")):

@@ -19,6 +19,9 @@ SURELY_DEMO = "demo:"
 DEMO_FILE = "needle-demo.safetensors"
 """The checkpoint in :func:`demo_folder`."""
 
+TOKENIZER_FILES = ("tokenizer/tokenizer.model", "tokenizer.model")
+"""Where a repository keeps its tokenizer, tried in this order."""
+
 _PREFIX = "hf:"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -59,6 +62,30 @@ def resolve(spec: str) -> Path:
                        fix="name the file: hf:<owner>/<repo>/<file>")
     assert first is not None
     raise first
+
+
+def resolve_tokenizer(spec: str) -> Path | None:
+    """The ``tokenizer.model`` that lies with the checkpoint of a CHECKPOINT argument, or None if there is none.
+
+    Beside a file in a folder; in a repository, where the public package looks for it, or at the top.
+
+    Raises:
+        UsageError: as :func:`resolve`.
+        Unsupported: the repository's isn't cached and can't be fetched now.
+    """
+    if not spec.startswith(_PREFIX):
+        beside = resolve(spec).with_name(TOKENIZER_FILES[-1])
+        return beside if beside.is_file() else None
+    repo = "/".join(spec.removeprefix(_PREFIX).split("/")[:2])
+    first: NeedleExportError | None = None
+    for name in TOKENIZER_FILES:
+        path, failure = _fetch(spec, repo, name, cached_only=isinstance(first, Unsupported))
+        if path is not None:
+            return path
+        first = first or failure
+    if isinstance(first, Unsupported):
+        raise Unsupported(f"its tokenizer: {first.what}", where=spec, fix="give --tokenizer FILE")
+    return None
 
 
 def demo_folder() -> Path:

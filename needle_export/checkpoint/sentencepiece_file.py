@@ -1,4 +1,4 @@
-"""A SentencePiece ``tokenizer.model`` as a table.
+"""A SentencePiece ``tokenizer.model`` as a table, and a table as such a file.
 
 SentencePiece itself reads the file and tells the pieces, their scores and ids. Which pieces are user-defined, and how
 the model normalises, its Python interface doesn't tell; these few fields are looked up in the message that it writes
@@ -74,6 +74,34 @@ def read_model(data: bytes) -> TokenizerTable:
         remove_extra_whitespaces=bool(normalizer.get(_REMOVE_SPACES, True)),
         unknown_text=trainer[_UNKNOWN_TEXT].decode("utf-8") if _UNKNOWN_TEXT in trainer else UNKNOWN_TEXT,
     )
+
+
+def write_model(table: TokenizerTable) -> bytes:
+    """The ``tokenizer.model`` of a table, so that what reads such files reads a container's tokenizer as well.
+
+    Raises:
+        BadInput: SentencePiece makes something else of it, as a table may be nothing that it could have written.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as messages
+
+    kinds = {kind: number for number, kind in _TYPES.items()}
+    model: Any = messages.ModelProto()  # type: ignore[attr-defined]  # made when the module is loaded
+    for piece, score, kind in zip(table.pieces, table.scores, table.types, strict=True):
+        model.pieces.add(piece=piece, score=score, type=kinds[kind])
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    trainer.model_type, trainer.vocab_size = _BPE, len(table.pieces)
+    trainer.byte_fallback, trainer.unk_surface = table.byte_fallback, table.unknown_text
+    trainer.pad_id, trainer.eos_id, trainer.bos_id, trainer.unk_id = PAD_ID, EOS_ID, BOS_ID, UNK_ID
+    for name, index in (("pad_piece", PAD_ID), ("eos_piece", EOS_ID), ("bos_piece", BOS_ID), ("unk_piece", UNK_ID)):
+        setattr(trainer, name, table.pieces[index] if index < len(table.pieces) else "")
+    normalizer.name, normalizer.precompiled_charsmap = "identity", b""
+    normalizer.add_dummy_prefix = table.add_dummy_prefix
+    normalizer.remove_extra_whitespaces = table.remove_extra_whitespaces
+    normalizer.escape_whitespaces = True
+    data: bytes = model.SerializeToString(deterministic=True)
+    if read_model(data) != table:
+        raise _refusal("SentencePiece reads another table than was written")
+    return data
 
 
 def _settings(message: bytes) -> tuple[list[int], _Fields, _Fields]:

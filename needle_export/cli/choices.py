@@ -44,6 +44,9 @@ _OPTIONS = (
     click.option("--layers", type=click.IntRange(min=MIN_LAYERS), metavar="N",
                  help="Depth of the ladder's rung to build; all layers when left out."),
     click.option("--lora", metavar="FILE", help="Adapter to merge first."),
+    click.option("--tokenizer", metavar="FILE",
+                 help="The model's tokenizer, to lie beside the artifact; if left out, the container's own, or the "
+                      "tokenizer.model beside the checkpoint."),
     click.option("--context", type=click.IntRange(min=1), default=1024, show_default=True, metavar="N",
                  help="Tokens that the caches hold."),
     click.option("--weights", type=click.Choice(WEIGHTS), default="fp32", show_default=True,

@@ -10,7 +10,7 @@ from needle_export.cli.output import emit, page_width, use_color
 from needle_export.cli.shared import artifact_folder, define, json_option, progress_of
 
 
-@define("web", "web dist/ --tools tools.json --tokenizer tokenizer.model --out site/",
+@define("web", "web dist/ --tools tools.json --out site/",
         "web dist/ --tools tools.json --title 'Home' --runtime node_modules/onnxruntime-web/dist --out site/")
 @click.argument("dist", type=artifact_folder, metavar="DIR")
 @click.option("--out", type=Path, required=True, metavar="SITE",

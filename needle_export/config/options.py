@@ -78,6 +78,7 @@ class BuildOptions:
         target: one of ``TARGETS``.
         layers: depth of the rung to build; None keeps the checkpoint's.
         lora: an adapter file to merge first, or None.
+        tokenizer: the file to put beside the artifact; None takes the one that comes with the checkpoint, if any.
         context: tokens that the caches hold.
         weights: one of ``WEIGHTS``.
         cache: one of ``CACHE_FORMS``; None takes the target's own, the first that it has.
@@ -104,6 +105,7 @@ class BuildOptions:
     target: str = "onnx"
     layers: int | None = None
     lora: str | None = None
+    tokenizer: str | None = None
     context: int = 1024
     weights: str = "fp32"
     rules: tuple[Rule, ...] = ()

@@ -17,6 +17,9 @@ from needle_export.generate.grammar import compile_grammar
 from needle_export.generate.prompt import IM_END, compact, render
 from needle_export.generate.schemas import Tool
 
+MAX_NEW_TOKENS = 256
+"""Tokens that an answer may have, unless somebody says otherwise."""
+
 
 class Runner(Protocol):
     """What computes logits, one sequence at a time: an artifact in its runtime, or a model."""
@@ -89,7 +92,7 @@ class Assistant:
         *,
         system: str = "",
         constrained: bool = True,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         max_calls: int | None = None,
     ) -> None:
         if max_new_tokens < 1:

@@ -27,12 +27,17 @@ def compact(value: object) -> str:
 #: What follows a query in a prompt.
 AFTER_QUERY = f"{IM_END}\n{IM_START}assistant\n"
 
+#: A prompt in pieces, each a text or the name of what stands there: instructions, where there are any, and a request.
+SYSTEM_PARTS = ((f"{IM_START}system\n", None), ("", "system"), (f"{IM_END}\n", None))
+PARTS = ((f"{IM_START}user\n{TOOLS_START}", None), ("", "tools"), (f"{TOOLS_END}\n", None), ("", "query"),
+         (AFTER_QUERY, None))
+
 
 def before_query(tools: Sequence[Tool], system: str = "") -> str:
     """A prompt's text up to its query: instructions if there are any, and the tools."""
-    system = system.strip()
-    front = f"{IM_START}system\n{system}{IM_END}\n" if system else ""
-    return f"{front}{IM_START}user\n{TOOLS_START}{compact([tool.flat for tool in tools])}{TOOLS_END}\n"
+    values = {"system": system.strip(), "tools": compact([tool.flat for tool in tools])}
+    front = SYSTEM_PARTS if values["system"] else ()
+    return "".join(text if insert is None else values[insert] for text, insert in (*front, *PARTS[:-2]))
 
 
 def render(query: str, tools: Sequence[Tool], system: str = "") -> str:

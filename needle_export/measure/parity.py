@@ -61,10 +61,7 @@ class Sensitivity:
     state: float = 0.0
 
     def is_told_by(self, runs: int) -> bool:
-        """Whether so many runs are enough: a value fell to another level on the way to both, or they tell of none.
-
-        In a small model that may take more of them than in one where some values always lie at an edge.
-        """
+        """Whether so many runs are enough: on the way to both, some value fell to another level."""
         return runs >= JITTERS and min(self.logits, self.state) > _FLOAT
 
     def widened(self, case: Case, logits: Floats, state: Mapping[str, NDArray[Any]]) -> Sensitivity:

@@ -19,7 +19,7 @@ from needle_export.report.evaluation import Evaluation
 from needle_export.report.measured import Latency, Memory
 from needle_export.report.sizes import Size, check_naturals
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of the schema that this package writes and reads."""
 
 TOOL = "needle-export"

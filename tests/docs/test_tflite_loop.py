@@ -14,6 +14,7 @@ from needle_export.checkpoint.geometry import SMALL
 from needle_export.checkpoint.sample import write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
+from needle_export.report.schema import load_report
 from needle_export.targets.tflite import contract
 from needle_export.targets.tflite.legacy import FOLDER, VARIABLE, VERSION
 from needle_export.targets.tflite.session import TAIL_SHARE
@@ -80,7 +81,8 @@ def test_plain_contract_is_the_one_in_the_file(dist: Path, page: dict[str, Any])
     section = TEXT.split("\n## The contract in the file\n")[1].split("\n## ")[0]
     said = set(re.findall(r"`([a-z_.0-9]+)`", section))
     assert {*found, *found["state"][0]} <= said
-    assert sorted(path.name for path in dist.iterdir()) == ["model.tflite", "reference.npz", "report.json"]
+    (artifact,) = load_report(dist).artifacts
+    assert [file.name for file in artifact.files] == ["model.tflite"]
 
 
 def test_names_and_numbers_of_the_page() -> None:

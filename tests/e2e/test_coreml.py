@@ -53,12 +53,10 @@ def test_the_report_tells_what_was_proven(weights, system, packages):
     assert artifact.latency is None and artifact.memory is None and report.options["os"] == system
     names = ["model.mlpackage"]
     names += [f"model_prefill_{b}.mlpackage" for b in BUCKETS] if system == "ios17" else []
-    assert {p.name for p in out.iterdir()} == {*names, *HOST_FILES, "reference.npz", "report.json"}
+    beside = {"reference.npz", "report.json", "manifest.json", "loop.py", "decoder.py"}
+    assert {p.name for p in out.iterdir()} == {*names, *HOST_FILES, *beside}
     described = {f.name for f in artifact.files}
-    assert described == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()} - {
-        "reference.npz",
-        "report.json",
-    }
+    assert described == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()} - beside
     measured = artifact.parity
     assert measured["prompts"] == [5, 24, 24][: len(measured["prompts"])] and measured["steps"] == 48
     assert measured["steps"] == measured["argmax_equal"] == measured["top5_equal"]

@@ -13,6 +13,7 @@ from needle.model import export
 from needle.model.tokenizer import CHAT_MARKERS
 
 from needle_export import demo
+from needle_export.checkpoint.sentencepiece_file import write_model
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
 from needle_export.checkpoint.tokenizer import TokenizerTable
 from tests.support.tokenizers import WORDS, tools_json
@@ -128,6 +129,17 @@ def test_a_containers_dump_of_a_model_is_the_same_tokenizer(tmp_path: Any) -> No
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model("as the model's"))
     assert load_tokenizer(export._tokenizer_blob(SANTokenizer(str(path)))).table == load_tokenizer(path).table
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_written_from_a_table_is_the_same_tokenizer(name: str) -> None:
+    """What a build from a container puts beside it, which other SentencePiece libraries read."""
+    ours = load_tokenizer(model(name))
+    written = sentencepiece.SentencePieceProcessor(model_proto=write_model(ours.table))
+    for text in texts():
+        ids = ours.encode(text)
+        assert written.encode(text) == ids, text
+        assert written.decode(ids) == ours.decode(ids), text
 
 
 def test_what_a_token_adds_and_which_are_markers() -> None:

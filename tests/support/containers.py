@@ -134,11 +134,15 @@ def _pack(g: Geometry, records: list[tuple[int, tuple[int, ...], bytes, int, int
     return header + directory + body
 
 
-def tokenizer_blob(pieces: int = 20) -> bytes:
-    """A small valid tokenizer dump: control pieces, one of each kind, then words."""
-    rows = [("<pad>", 2), ("</s>", 2), ("<s>", 2), ("<unk>", 1), ("<|im_start|>", 3), ("<0x41>", 4)]
+def tokenizer_blob(pieces: int = 20, a_byte: bool = True) -> bytes:
+    """A small valid tokenizer dump: control pieces, one of each kind, then words.
+
+    Args:
+        a_byte: one of the pieces is a byte; SentencePiece knows all bytes or none.
+    """
+    rows = [("<pad>", 2), ("</s>", 2), ("<s>", 2), ("<unk>", 1), ("<|im_start|>", 3)] + [("<0x41>", 4)] * a_byte
     rows += [(f"\u2581w{index}", 0) for index in range(len(rows), pieces)]
-    out = struct.pack("<IIIIIBBH", len(rows), 0, 1, 2, 3, 1, 1, 0)
+    out = struct.pack("<IIIIIBBH", len(rows), 0, 1, 2, 3, 1, a_byte, 0)
     for index, (piece, kind) in enumerate(rows):
         raw = piece.encode()
         out += struct.pack("<fBH", -float(index), kind, len(raw)) + raw

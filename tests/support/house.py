@@ -9,14 +9,15 @@ STAGES = frozenset({"checkpoint", "model", "graph", "weights", "targets", "measu
                     "web"})
 
 #: What runs the stages and hands values from one to the next.
-_NAMES = """answering assemble calibration companions demo estimates evaluation importing inspection loading plan
-            provenance reuse runtimes timing website"""
+_NAMES = """answering appfiles assemble calibration companions demo estimates evaluation importing inspection loading
+            plan provenance reuse runtimes timing website"""
 _BESIDE = frozenset(_NAMES.split())
 _BELOW = _BESIDE | {"compile", "codebooks", "improvement"}
 PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
 
 #: Which of these stand above others: one build over what it is made of, several over one.
 ABOVE = {
+    "appfiles": frozenset({"assemble"}),
     "answering": frozenset({"companions"}),
     "evaluation": frozenset({"assemble", "companions", "loading"}),
     "website": frozenset({"companions", "reuse"}),
@@ -57,6 +58,7 @@ SHARED = {
     ("targets", "measure.work"): "data types: what an artifact's ops move and compute, as its files tell",
     ("measure.worker", "targets"): "the main of a process of its own: opens an artifact by its target's name",
     ("measure.answers", "generate"): "what an answer is, and when two call the same",
+    ("bundle.publish", "report.manifest"): "the files that it lists are the build's",
     ("bundle", "report.schema"): "a published folder is recognised, and its ids are checked, by its report",
     ("bundle.arrays", "checkpoint.files"): "writing a file whole or not at all",
     ("bundle.rewrite", "checkpoint.files"): "the same",
@@ -84,6 +86,15 @@ TYPES_ONLY = {
     ("report.demonstration_text", "demonstration"): "it words what was asked, and never asks",
     ("report.inspection_text", "inspection"): "it words what inspection found, and never calls it",
     ("compile", "codebooks"): "it is handed one",
+}
+
+#: What lies beside builds and runs without this package, and what it needs beside the standard library.
+ALONE = {
+    "generate.loop": ("numpy", "sentencepiece"),
+    "targets.onnx.decoder": ("numpy", "onnxruntime"),
+    "targets.tflite.session": ("numpy", "ai_edge_litert"),
+    "targets.coreml.decoder": ("numpy", "coremltools", "host"),
+    "targets.coreml.host": ("numpy",),
 }
 
 #: A runtime and the tools around it, and the one package that may import them.

@@ -63,7 +63,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "tolerances": ((("logits", 1e-6),), {}),
 }
 #: Files, which count by what they hold; and what decides nothing of an artifact.
-BY_CONTENT, FREE = {"checkpoint", "lora"}, {"out", "threads", "bench"}
+BY_CONTENT, FREE = {"checkpoint", "lora"}, {"out", "threads", "bench", "tokenizer"}
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(BuildOptions)])
@@ -73,7 +73,7 @@ def test_every_option_that_decides_an_artifact_decides_its_key(
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text("{}")
     if name in BY_CONTENT | FREE:
-        changes = {"checkpoint": "y", "lora": "b", "out": Path("other"), "threads": 2, "bench": False}
+        changes = {"checkpoint": "y", "lora": "b", "tokenizer": "c", "out": Path("other"), "threads": 2, "bench": False}
         keys = {earlier(cache, options(**more)).artifact_key(()) for more in ({}, {name: changes[name]})}
         assert len(keys) == 1
         return

@@ -51,7 +51,7 @@ def test_the_bytes_do_not_depend_on_the_order_of_dictionaries() -> None:
     b = make_report(options={"b": {"d": 3, "c": 2}, "a": 1})
     assert dump_report(a) == dump_report(b)
     assert dump_report(a).endswith(b"}\n")
-    assert dump_report(a).startswith(b'{\n "schema": 4,\n "tool"')
+    assert dump_report(a).startswith(b'{\n "schema": 5,\n "tool"')
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:
