@@ -8,7 +8,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -259,8 +259,14 @@ def texts() -> list[str]:
     return ["", " ", *REQUESTS, *mixed, *odd]
 
 
-def test_its_tokenizer_is_pythons(tab: Tab, tokenizer: Tokenizer) -> None:
-    given = texts()
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"add_dummy_prefix": True}, {"remove_extra_whitespaces": True}, {"byte_fallback": False},
+     {"add_dummy_prefix": True, "remove_extra_whitespaces": True}],
+    ids=["as it is", "a space in front", "extra spaces removed", "no bytes", "both of spaces"])
+def test_its_tokenizer_is_pythons(tab: Tab, tokenizer: Tokenizer, changes: dict[str, bool]) -> None:
+    tokenizer = Tokenizer(replace(tokenizer.table, **changes))
+    given = [*texts(), "  a", "a  ", "  a   b  ", "   ", "\u2581 a \u2581", "a\u2581\u2581b "]
     rng = random.Random(1)
     streams = [[rng.randrange(tokenizer.vocab_size) for _ in range(rng.randint(0, 12))] for _ in range(200)]
     found = tab.evaluate(

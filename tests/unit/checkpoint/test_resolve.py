@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from needle_export.checkpoint import resolve as module
-from needle_export.checkpoint.resolve import DEMO_FILE, resolve
+from needle_export.checkpoint.resolve import DEMO_FILE, resolve, resolve_tokenizer
 from needle_export.errors import BadInput, UsageError
 
 COMMIT = "a" * 40
@@ -27,10 +27,9 @@ SCRIPT = """
 import sys, time
 time.sleep = lambda seconds: None
 from needle_export.checkpoint import resolve as module
-from needle_export.checkpoint.resolve import DEMO_FILE, resolve
 from needle_export.errors import NeedleExportError
 try:
-    sys.stdout.write("path " + str(resolve(sys.argv[1])))
+    sys.stdout.write("path " + str(getattr(module, sys.argv[2])(sys.argv[1])))
 except NeedleExportError as error:
     sys.stdout.write(f"{type(error).__name__} {error.sentence}")
 """
@@ -88,16 +87,42 @@ def hub() -> Iterator[tuple[type[Hub], str]]:
     thread.join()
 
 
-def ask(spec: str, endpoint: str, home: Path, **environment: str) -> str:
+def ask(spec: str, endpoint: str, home: Path, *, function: str = "resolve", **environment: str) -> str:
     env = {key: value for key, value in os.environ.items()
            if not key.lower().endswith("_proxy") and not key.startswith(("HF_", "HUGGING"))}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3", "NO_PROXY": "*"} | environment
-    done = subprocess.run([sys.executable, "-c", SCRIPT, spec], env=env, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", SCRIPT, spec, function], env=env, capture_output=True, text=True,
                           timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "\n" not in done.stdout
     return done.stdout
+
+
+def test_the_tokenizer_beside_a_checkpoint(tmp_path: Path) -> None:
+    spec = str(tmp_path / "m.safetensors")
+    assert resolve_tokenizer(spec) is None
+    (tmp_path / "tokenizer.model").mkdir()
+    assert resolve_tokenizer(spec) is None
+    (tmp_path / "tokenizer.model").rmdir()
+    (tmp_path / "tokenizer.model").touch()
+    assert resolve_tokenizer(spec) == tmp_path / "tokenizer.model"
+    assert resolve_tokenizer("demo:") == resolve("demo:").with_name("tokenizer.model")
+
+
+@pytest.mark.parametrize("name", ["tokenizer/tokenizer.model", "tokenizer.model"])
+def test_the_tokenizer_of_a_repository(hub: tuple[type[Hub], str], tmp_path: Path, name: str) -> None:
+    handler, endpoint = hub
+    handler.missing_code["o/r"] = (404, "EntryNotFound")
+    assert ask("hf:o/r/a/b.cact", endpoint, tmp_path, function="resolve_tokenizer") == "path None"
+    handler.files[f"o/r/{name}"] = b"model"
+    found = ask("hf:o/r/a/b.cact", endpoint, tmp_path, function="resolve_tokenizer")
+    assert Path(found.removeprefix("path ")).read_bytes() == b"model"
+    # Fetched once, it is there without a network too; one that never was is told.
+    offline = ask("hf:o/r", endpoint, tmp_path, function="resolve_tokenizer", HF_HUB_OFFLINE="1")
+    assert offline == found
+    absent = ask("hf:o/other", endpoint, tmp_path, function="resolve_tokenizer", HF_HUB_OFFLINE="1")
+    assert absent.startswith("Unsupported hf:o/other: its tokenizer: it isn't in the cache") and "--tokenizer" in absent
 
 
 def test_paths_are_left_alone() -> None:
