@@ -50,13 +50,9 @@ def resolve(spec: str) -> Path:
                          fix="for example hf:Cactus-Compute/needle3")
     repo, file = "/".join(parts[:2]), "/".join(parts[2:])
     names = (file,) if file else DEFAULT_FILES
-    first: NeedleExportError | None = None
-    for name in names:
-        # Once the network has failed, the other names can only be in the cache.
-        path, failure = _fetch(spec, repo, name, cached_only=isinstance(first, Unsupported))
-        if path is not None:
-            return path
-        first = first or failure
+    path, first = _first(spec, repo, names)
+    if path is not None:
+        return path
     if not file and isinstance(first, BadInput):
         raise BadInput(f"the repository has none of {', '.join(names)}", where=spec,
                        fix="name the file: hf:<owner>/<repo>/<file>")
@@ -77,15 +73,10 @@ def resolve_tokenizer(spec: str) -> Path | None:
         beside = resolve(spec).with_name(TOKENIZER_FILES[-1])
         return beside if beside.is_file() else None
     repo = "/".join(spec.removeprefix(_PREFIX).split("/")[:2])
-    first: NeedleExportError | None = None
-    for name in TOKENIZER_FILES:
-        path, failure = _fetch(spec, repo, name, cached_only=isinstance(first, Unsupported))
-        if path is not None:
-            return path
-        first = first or failure
-    if isinstance(first, Unsupported):
-        raise Unsupported(f"its tokenizer: {first.what}", where=spec, fix="give --tokenizer FILE")
-    return None
+    path, failure = _first(spec, repo, TOKENIZER_FILES)
+    if isinstance(failure, Unsupported):
+        raise Unsupported(f"its tokenizer: {failure.what}", where=spec, fix="give --tokenizer FILE")
+    return path
 
 
 def demo_folder() -> Path:
@@ -99,6 +90,18 @@ def demo_folder() -> Path:
         raise BadInput("this installation lacks the demonstration's model", where=str(folder / DEMO_FILE),
                        fix="install the package whole, or name a checkpoint")
     return folder
+
+
+def _first(spec: str, repo: str, names: tuple[str, ...]) -> tuple[Path | None, NeedleExportError | None]:
+    """The first of several files that a repository has; or why it has none of them, as the first tells."""
+    first: NeedleExportError | None = None
+    for name in names:
+        # Once the network has failed, the other names can only be in the cache.
+        path, failure = _fetch(spec, repo, name, cached_only=isinstance(first, Unsupported))
+        if path is not None:
+            return path, None
+        first = first or failure
+    return None, first
 
 
 def _fetch(spec: str, repo: str, name: str,
