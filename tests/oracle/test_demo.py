@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,10 @@ from needle.model.finetune import render_example
 from needle.model.run import load_checkpoint
 from needle.model.tokenizer import BOS_ID, CHAT_MARKERS, EOS_ID, IM_END_ID, PAD_ID, UNK_ID, SANTokenizer
 
-from needle_export import demo
+from needle_export import demo, pipeline
 from needle_export.checkpoint.checkpoint import read_checkpoint
+from needle_export.config.options import BuildOptions
+from needle_export.config.progress import NullProgress
 from needle_export.demo.make import demo_tools
 from needle_export.demo.prompts import answer_text
 from needle_export.generate.prompt import MARKERS, render
@@ -128,3 +132,29 @@ def test_needle_rs_runs_its_container_to_the_same_tokens(container: Path, asked:
         right += ours == one.answer[:-1]
     # At 4 bits a weight it still answers most requests; what it loses is for evaluate to say.
     assert right >= 0.7 * len(asked)
+
+
+def test_what_lies_beside_a_build_of_its_container_answers_as_needle_rs_does(
+    container: Path, asked: list[Asked], tmp_path: Path
+) -> None:
+    """From the package's own exporter to a loop that needs neither package: tokenizer, prompt, graphs and loop."""
+    dist = tmp_path / "dist"
+    pipeline.build(BuildOptions(str(container), dist, weights="codebook", context=CONTEXT, bench=False), NullProgress())
+    code = """
+import json, sys
+sys.modules["needle_export"] = sys.modules["needle"] = None
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import loop
+model = loop.Model(Path(sys.argv[1]))
+tools = loop.flat(json.loads(Path(sys.argv[2]).read_text("utf-8")))
+print(json.dumps([list(model.decode(model.prompt(query, tools))) for query in sys.argv[3:]]))
+"""
+    some = [one.query for one in asked[:8]]
+    done = subprocess.run([sys.executable, "-c", code, dist, demo.files().tools, *some], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    engine = needle_rs.V3Engine.load(str(container))
+    tools = json.dumps([tool.flat for tool in demo_tools()], separators=(",", ":"), ensure_ascii=False)
+    theirs = [engine.generate(query, tools, max_new_tokens=64, temperature=0.0)["token_ids"] for query in some]
+    assert json.loads(done.stdout) == theirs
