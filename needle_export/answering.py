@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from needle_export.assemble import check_files
 from needle_export.companions import load_tokenizer_of, tokenizer_path
 from needle_export.config.progress import Progress
 from needle_export.errors import UsageError
@@ -48,6 +49,7 @@ class Session:
 
     Attributes:
         target, runtime, weights: of the artifact.
+        random: whether the model's weights are, so that its answers mean nothing.
         evaluator: whether the runtime is an evaluator of ours, whose speed says nothing about a device.
         constrained: whether only valid calls could be answered.
         notes: what of the tools' schemas the grammar doesn't enforce.
@@ -56,6 +58,7 @@ class Session:
     target: str
     runtime: str
     weights: str
+    random: bool
     evaluator: bool
     threads: int
     constrained: bool
@@ -84,12 +87,14 @@ def answer(
 
     Raises:
         BadInput: the folder, the tokenizer or a schema isn't right.
+        VerificationFailed: a file isn't the one that was published; its answers would be worth nothing.
         UsageError: a prompt leaves no room in the context.
     """
     report = load_report(dist)
     if len(report.artifacts) != 1:
         raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
     artifact = report.artifacts[0]
+    check_files(dist, artifact)
     words = load_tokenizer_of(report, tokenizer_path(dist, tokenizer))
     target = find_target(artifact.target)
     runner = target.open(dist, threads=threads)
@@ -101,8 +106,9 @@ def answer(
             answers.append(_answered(query, assistant.ask(query)))
             task.advance()
     return Session(
-        artifact.target, target.runtime, artifact.weights, target.status == "verified-by-evaluator", threads,
-        constrained, assistant.automaton.notes, tuple(answers),
+        target=artifact.target, runtime=target.runtime, weights=artifact.weights, random=report.checkpoint.random,
+        evaluator=target.status == "verified-by-evaluator", threads=threads, constrained=constrained,
+        notes=assistant.automaton.notes, answers=tuple(answers),
     )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def command(folder: Path, queries: tuple[str, ...], tools: Path, system: str, to
     from needle_export.companions import load_tools
     from needle_export.report.codec import to_json
 
+    if queries.count("-") > 1:
+        raise UsageError("stdin holds one request", where="QUERY", fix="give - once")
     known = load_tools(tools)
     asked = [_from_stdin() if query == "-" else query for query in queries]
     with progress_of(silent=as_json) as progress:
@@ -69,7 +71,9 @@ def _from_stdin() -> str:
 
 
 def _text(session: Session) -> str:
-    lines: list[str] = []
+    from needle_export.report.view import RANDOM_ANSWERS
+
+    lines = [f"! {RANDOM_ANSWERS}"] if session.random else []
     for found in session.answers:
         lines += [f"> {found.query}"] if len(session.answers) > 1 else []
         lines += [*_calls(found), f"  {_speed(found)}", ""]
