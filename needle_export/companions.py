@@ -50,7 +50,7 @@ def load_tools(path: Path) -> tuple[Tool, ...]:
     """
     data = map_file(path).tobytes()
     try:
-        value: Any = json.loads(data.decode("utf-8-sig"))
+        value: Any = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
     except UnicodeDecodeError:
         raise BadInput("this isn't UTF-8 text", where=str(path)) from None
     except (ValueError, RecursionError) as error:
@@ -59,3 +59,7 @@ def load_tools(path: Path) -> tuple[Tool, ...]:
         return read_tools(value)
     except BadInput as error:
         raise BadInput(error.what, where=f"{path}: {error.where}", fix=error.fix) from None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 
 from needle_export.generate.automaton import Edge
 from needle_export.generate.fragments import MAX_STATES, Fragment, TooManyStates, combined, joined
@@ -134,8 +135,9 @@ class States:
                 rest = None if shape.rest is None else self.fragment(shape.rest)
                 if shape.rest is not None and rest is None:
                     return DEAD
-                texts = dict.fromkeys(compact(value).encode() for value in shape.values)
-                return self.trie([(text, follow) for text in texts if rest is None or rest.accepts(text)])
+                texts = dict.fromkeys(compact(value).encode() for value in shape.values
+                                      if rest is None or rest.accepts(_plain(value)))
+                return self.trie([(text, follow) for text in texts])
             case Array():
                 return self.array(lambda after: self.value(shape.items, after), shape.least, shape.most, follow)
             case Either():
@@ -269,6 +271,14 @@ class States:
             starts[i] = self.value(keys[i][1], after[i])
         begin, free = next_keys(0)
         return [*(self.edges[begin] if begin != DEAD else ()), *([close] if free else [])]
+
+
+def _plain(value: object) -> bytes:
+    """A value as it is judged: of numbers 1e-07 is 0.0000001, and 2.0 is 2."""
+    if not isinstance(value, float):
+        return compact(value).encode()
+    text = format(Decimal(repr(value)), "f")
+    return (text.rstrip("0").rstrip(".") if "." in text else text).encode()
 
 
 def _from(states: States, start: int) -> Fragment:

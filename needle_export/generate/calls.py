@@ -55,7 +55,18 @@ def same_calls(one: Sequence[Call] | None, other: Sequence[Call] | None) -> bool
     if one is None or other is None or len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)
-    return all(a.name == b.name and _same(a.arguments, b.arguments) for a, b in pairs)
+    return all(a.name == b.name and same_value(a.arguments, b.arguments) for a, b in pairs)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: the order of keys doesn't matter, and true is no number."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(same_value(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
 
 
 def _call(entry: Any) -> Call | None:
@@ -63,16 +74,6 @@ def _call(entry: Any) -> Call | None:
         return None
     name, arguments = entry["name"], entry["arguments"]
     return Call(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

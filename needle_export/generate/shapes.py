@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+from urllib.parse import unquote
 
 from needle_export.errors import BadInput
+from needle_export.generate.calls import same_value
 from needle_export.generate.merging import ANNOTATIONS, merged
 from needle_export.generate.numbers import Range, is_decimal, step_fits
 
@@ -92,16 +94,12 @@ class Reader:
         self._root, self._name = root, name
         self.notes: dict[str, None] = {}
 
-    def arguments(self) -> Record:
-        """The object of a call's arguments; without properties it is empty."""
-        root = dict(self._root)
-        root.setdefault("type", "object")
+    def arguments(self) -> Shape:
+        """What a call's arguments may be, which is always an object; without properties it is empty."""
+        root = {key: value for key, value in self._root.items() if key != "nullable"} | {"type": "object"}
         if "properties" not in root and not any(key in root for key in ("$ref", "allOf", "anyOf", "oneOf")):
             root.setdefault("additionalProperties", False)
-        shape = self.shape(root, "parameters", ())
-        if not isinstance(shape, Record):
-            raise self.error("arguments must be one object", "parameters")
-        return shape
+        return self.shape(root, "parameters", ())
 
     def shape(self, schema: Any, where: str, refs: tuple[str, ...]) -> Shape:
         """What a schema admits.
@@ -155,10 +153,10 @@ class Reader:
 
     def _target(self, name: Any, where: str) -> dict[str, Any]:
         found: Any = self._root
-        if not isinstance(name, str) or not name.startswith("#"):
+        if not isinstance(name, str) or not (name == "#" or name.startswith("#/")):
             raise self.error(f"{name!r} isn't a definition in the same schema", f"{where}.$ref", "begin it with #/")
-        for part in name.removeprefix("#").split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
+        for part in name.split("/")[1:]:
+            part = unquote(part).replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or part not in found:
                 raise self.error(f"there is no definition {name}", f"{where}.$ref")
             found = found[part]
@@ -184,15 +182,17 @@ class Reader:
         if word == "allOf":
             inner = refs
             for i, part in enumerate(schemas):
+                chain = refs  # parts stand beside each other, and none of them within another
                 while "$ref" in part:
                     name = part["$ref"]
-                    if inner.count(name) > REF_DEPTH:
+                    if chain.count(name) > REF_DEPTH:
                         self.note(where, f"{name} stands within itself, and at most {REF_DEPTH} times is admitted")
                         return Either(())
-                    inner = (*inner, name)
+                    chain = (*chain, name)
                     rest = {key: value for key, value in part.items() if key != "$ref"}
                     part = self._merged(rest, self._target(name, where), f"{where}.allOf[{i}]")
                 base = self._merged(base, part, f"{where}.allOf[{i}]")
+                inner += tuple(name for i, name in enumerate(chain) if chain[: i + 1].count(name) > inner.count(name))
             return self.shape(base, where, inner)
         # What stands beside the alternatives holds for each of them.
         each = [{"allOf": [base, part]} if set(base) - ANNOTATIONS else part for part in schemas]
@@ -202,11 +202,11 @@ class Reader:
     def _plain(self, schema: dict[str, Any], where: str, refs: tuple[str, ...]) -> Shape:
         rest = {key: value for key, value in schema.items() if key not in ("enum", "const")}
         if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
+            values = schema.get("enum", [schema.get("const")])
             if not isinstance(values, list):
                 raise self.error("it is a list of values", f"{where}.enum")
-            if "const" in schema and "enum" in schema:
-                values = [value for value in values if value in schema["enum"]]
+            if "const" in schema:
+                values = [value for value in values if same_value(value, schema["const"])]
             limits = set(rest) - ANNOTATIONS
             return Choice(tuple(values), self._plain(rest, where, refs) if limits else None)
         types = self._types(schema, where)

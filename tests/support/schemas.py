@@ -39,6 +39,71 @@ def random_schema(rng: Random, depth: int = 2) -> Schema:
     return {"type": kind}
 
 
+def random_all_of(rng: Random) -> Schema:
+    """A schema whose parts all hold; those of objects name the same keys, open or closed, and ask different things."""
+    parts = [_part(rng, kind) for kind in [rng.choice(["string", "integer", "number", "array", "object", "object"])]
+             for _ in range(rng.randint(2, 3))]
+    beside = parts.pop() if rng.random() < 0.4 else {}
+    return {"allOf": parts, **beside}
+
+
+def _part(rng: Random, kind: str) -> Schema:
+    if kind == "object":
+        keys = rng.sample(["a", "ab", "b"], rng.randint(1, 3))
+        kinds = {"a": "integer", "ab": "string", "b": "enum"}
+        return {"type": kind, "properties": {key: rng.choice([True, _part(rng, kinds[key])]) for key in keys},
+                "required": [key for key in keys if rng.random() < 0.4]} | _some(
+                    rng, additionalProperties=rng.choice([False, False, {"type": "integer"}]))
+    if kind == "array":
+        items = rng.choice([True, _part(rng, "integer")])
+        return {"type": kind, "items": items} | _some(rng, minItems=rng.randint(0, 2), maxItems=rng.randint(1, 3))
+    if kind == "enum":
+        return {"enum": rng.sample([1, True, "a", 2.5], rng.randint(2, 4))}
+    if kind == "string":
+        return {"type": kind} | _some(rng, minLength=rng.randint(0, 3), maxLength=rng.randint(1, 4))
+    low, high = rng.choice(["minimum", "exclusiveMinimum"]), rng.choice(["maximum", "exclusiveMaximum"])
+    return {"type": rng.choice([kind, "number"])} | _some(rng, **{low: rng.randint(-9, 3), high: rng.randint(0, 12)})
+
+
+def parts_of(schema: Schema) -> list[Schema]:
+    """Those of :func:`random_all_of`, what stands beside them included."""
+    beside = {key: value for key, value in schema.items() if key != "allOf"}
+    return [*schema["allOf"], *([beside] if beside else [])]
+
+
+def near_all_of(rng: Random, schema: Schema) -> Any:
+    """A value that such a schema may admit."""
+    part = rng.choice(parts_of(schema))
+    if part["type"] == "array":
+        return [rng.randint(-9, 12) for _ in range(rng.randint(0, 4))]
+    if part["type"] != "object":
+        return near(rng, part)
+    values = {"a": rng.randint(-9, 12), "ab": "x" * rng.randint(0, 4), "b": rng.choice([1, True, "a", Decimal("2.5")])}
+    named = {key for one in parts_of(schema) for key in one["properties"]}
+    keys = [key for key in rng.sample(list(values), len(values)) if rng.random() < 0.9 * (key in named) + 0.05]
+    return {key: values[key] for key in keys}
+
+
+def all_hold(schema: Schema, value: Any) -> bool:
+    """Whether every part admits a value. Beyond JSON Schema, no keys are given that none of the parts names."""
+    parts = parts_of(schema)
+    if isinstance(value, dict) and not set(value) <= {key for part in parts for key in part.get("properties", {})}:
+        return False
+    return all(_holds(part, value) for part in parts)
+
+
+def _holds(part: Schema | bool, value: Any) -> bool:
+    if isinstance(part, bool):
+        return part
+    if part.get("type") == "array":
+        return valid({**part, "items": {"type": "number"}}, value) and all(_holds(part["items"], one) for one in value)
+    if part.get("type") == "object":
+        more = part.get("additionalProperties", True)
+        return isinstance(value, dict) and set(part["required"]) <= set(value) and all(
+            _holds(part["properties"].get(key, more), one) for key, one in value.items())
+    return valid(part, value)
+
+
 def _some(rng: Random, **rules: Any) -> Schema:
     return {key: value for key, value in rules.items() if rng.random() < 0.5}
 
