@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from needle_export.assemble import check_files
-from needle_export.companions import load_tokenizer_of, tokenizer_path
+from needle_export.companions import given_or_demos, load_tokenizer_of, load_tools, tokenizer_path
 from needle_export.config.progress import Progress
 from needle_export.errors import UsageError
 from needle_export.generate.assistant import Answer, Assistant
 from needle_export.generate.calls import Call
-from needle_export.generate.schemas import Tool
 from needle_export.report.schema import load_report
 from needle_export.targets import find_target
 
@@ -51,6 +50,7 @@ class Session:
         target, runtime, weights: of the artifact.
         random: whether the model's weights are, so that its answers mean nothing.
         evaluator: whether the runtime is an evaluator of ours, whose speed says nothing about a device.
+        tools: the file of the tools that might be called.
         constrained: whether only valid calls could be answered.
         notes: what of the tools' schemas the grammar doesn't enforce.
     """
@@ -61,6 +61,7 @@ class Session:
     random: bool
     evaluator: bool
     threads: int
+    tools: str
     constrained: bool
     notes: tuple[str, ...]
     answers: tuple[Answered, ...]
@@ -69,7 +70,7 @@ class Session:
 def answer(
     dist: Path,
     queries: Sequence[str],
-    tools: Sequence[Tool],
+    tools: Path | None = None,
     *,
     tokenizer: Path | None = None,
     system: str = "",
@@ -82,14 +83,17 @@ def answer(
     """Ask a published build, in its runtime, one request after another.
 
     Args:
+        tools: that may be called, a file; None takes the demo model's for builds of that.
         tokenizer: its file, or None for the one beside the build.
         max_calls: at most so many in an answer; None, any number.
 
     Raises:
         BadInput: the folder, the tokenizer or a schema isn't right.
         VerificationFailed: a file isn't the one that was published; its answers would be worth nothing.
-        UsageError: a prompt leaves no room in the context.
+        UsageError: a prompt leaves no room in the context, or no tools are given and there are none to take.
     """
+    tools = given_or_demos("--tools", tools, [dist])
+    known = load_tools(tools)
     report = load_report(dist)
     if len(report.artifacts) != 1:
         raise UsageError(f"the folder holds {len(report.artifacts)} artifacts", where=str(dist), fix="name one")
@@ -98,7 +102,7 @@ def answer(
     words = load_tokenizer_of(report, tokenizer_path(dist, tokenizer))
     target = find_target(artifact.target)
     runner = target.open(dist, threads=threads)
-    assistant = Assistant(runner, words, tools, system=system, constrained=constrained, max_new_tokens=max_new_tokens,
+    assistant = Assistant(runner, words, known, system=system, constrained=constrained, max_new_tokens=max_new_tokens,
                           max_calls=max_calls)
     answers = []
     with progress.stage("answer", len(queries)) as task:
@@ -107,8 +111,8 @@ def answer(
             task.advance()
     return Session(
         target=artifact.target, runtime=target.runtime, weights=artifact.weights, random=report.checkpoint.random,
-        evaluator=target.status == "verified-by-evaluator", threads=threads, constrained=constrained,
-        notes=assistant.automaton.notes, answers=tuple(answers),
+        evaluator=target.status == "verified-by-evaluator", threads=threads, tools=str(tools),
+        constrained=constrained, notes=assistant.automaton.notes, answers=tuple(answers),
     )  # fmt: skip
 
 

@@ -1,17 +1,19 @@
-"""What a published build is asked with: the tokenizer beside it, or another, and the tools that may be called."""
+"""What a published build is asked with: a tokenizer, tools that may be called, and requests with their right calls."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from needle_export.checkpoint.files import map_file
+from needle_export import demo
+from needle_export.checkpoint.files import file_sha256, map_file
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
-from needle_export.errors import BadInput
+from needle_export.errors import BadInput, UsageError
 from needle_export.generate.schemas import Tool, read_tools
 from needle_export.report.manifest import DUMP_NAME, TOKENIZER_NAME
-from needle_export.report.schema import Report
+from needle_export.report.schema import Report, load_report
 
 
 def tokenizer_path(dist: Path, given: Path | None) -> Path:
@@ -40,6 +42,32 @@ def load_tokenizer_of(report: Report, path: Path) -> Tokenizer:
         raise BadInput(f"the tokenizer has {tokenizer.vocab_size} pieces, and the model knows {known} tokens",
                        where=str(path), fix="give the tokenizer that the model was trained with")
     return tokenizer
+
+
+def given_or_demos(option: Literal["--tools", "--data"], given: Path | None, folders: Iterable[Path]) -> Path:
+    """The file of an option: one that is given, or the demo model's own where every build was made from it.
+
+    Args:
+        option: whose file it is: of the tools, or of requests with their right calls.
+        folders: published builds.
+
+    Raises:
+        BadInput: a report can't be read.
+        UsageError: none is given, and a build was made from another checkpoint.
+    """
+    if given is not None:
+        return given
+    reports = [(folder, load_report(folder)) for folder in folders]
+    try:
+        files = demo.files()
+        sha256 = file_sha256(files.checkpoint)
+    except BadInput as incomplete:
+        raise UsageError(f"there is none to take: {incomplete.what}", where=option, fix=f"give {option} FILE") from None
+    other = next((folder for folder, report in reports if report.checkpoint.sha256 != sha256), None)
+    if other is not None:
+        raise UsageError(f"{other} needs one, as it wasn't built from the model that comes along", where=option,
+                         fix=f"give {option} FILE")
+    return files.tools if option == "--tools" else files.heldout
 
 
 def load_tools(path: Path) -> tuple[Tool, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 from needle_export import answering, batch, demo
 from needle_export.bundle.cache import Cache
 from needle_export.checkpoint.resolve import SURELY_DEMO
-from needle_export.companions import load_tools
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import Unsupported
@@ -70,7 +69,7 @@ def run(
         BadInput: the model didn't come along.
         UsageError: a target has no such scheme.
     """
-    tools = load_tools(demo.files().tools)
+    tools = demo.files().tools
     asked: dict[str, Any] = {"weights": weights, "context": CONTEXT, "bench": False}
     jobs = [batch.Job(target, BuildOptions(SURELY_DEMO, out / target, target, **asked)) for target in targets]
     for outcome in batch.run(jobs, progress, cache):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from needle_export.assemble import check_files
 from needle_export.bundle.rewrite import rewrite_report
 from needle_export.checkpoint.files import file_sha256, map_file, naming
 from needle_export.checkpoint.text import Tokenizer
-from needle_export.companions import load_tokenizer_of, load_tools, tokenizer_path
+from needle_export.companions import given_or_demos, load_tokenizer_of, load_tools, tokenizer_path
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, UsageError
@@ -49,8 +50,8 @@ class EvaluationOptions:
     """What is asked, and how.
 
     Attributes:
-        data: a file of queries with their right calls.
-        tools: a file of tools for lines that have none, or None.
+        data: a file of queries with their right calls; None takes the demo model's for builds of that.
+        tools: a file of tools for lines that have none; None likewise, and none for builds of other models.
         limit: at most so many queries, a sample of the file; None asks all.
         constrained: whether only valid calls may be answered.
         max_new_tokens: at most so many tokens an answer.
@@ -60,7 +61,7 @@ class EvaluationOptions:
         threads: of runtimes and of the reference.
     """
 
-    data: Path
+    data: Path | None = None
     tools: Path | None = None
     limit: int | None = None
     constrained: bool = True
@@ -77,12 +78,19 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An artifact with its evaluation, as its report has it now."""
+    """An artifact with its evaluation, as its report has it now.
+
+    Attributes:
+        data: the file of the queries.
+        tools: the file of tools for lines that have none; None where no line needed it.
+    """
 
     folder: str
     target: str
     weights: str
     random: bool
+    data: str
+    tools: str | None
     evaluation: Evaluation
 
 
@@ -108,6 +116,8 @@ class _Questions:
     """The queries of a file, to be asked."""
 
     options: EvaluationOptions
+    path: Path
+    tools: Path | None
     examples: tuple[Example, ...]
     data: EvaluationData
 
@@ -192,9 +202,10 @@ def evaluate(folders: Sequence[Path], options: EvaluationOptions, progress: Prog
     Raises:
         BadInput: the data, the tools, a tokenizer or a report isn't one; the checkpoint isn't the build's.
         VerificationFailed: a folder's files aren't those of its report.
-        UsageError: a build merged an adapter that isn't given, or an adapter is given that none merged.
+        UsageError: a build merged an adapter that isn't given, or an adapter is given that none merged; no data are
+            given and there are none to take.
     """
-    questions = _questions(options)
+    questions = _questions(folders, options)
     builds = _opened(folders, options, progress)
     for build in builds:
         questions.check(build.tokenizer, build.context)
@@ -205,23 +216,27 @@ def evaluate(folders: Sequence[Path], options: EvaluationOptions, progress: Prog
             evaluation = _evaluate(build, artifact, questions, progress)
             artifacts.append(replace(artifact, evaluations=with_evaluation(artifact.evaluations, evaluation)))
             random = build.report.checkpoint.random
-            found.append(Evaluated(str(build.folder), artifact.target, artifact.weights, random, evaluation))
+            tools = None if questions.tools is None else str(questions.tools)
+            found.append(Evaluated(str(build.folder), artifact.target, artifact.weights, random,
+                                   str(questions.path), tools, evaluation))
         rewrite_report(build.folder, replace(build.report, artifacts=tuple(artifacts)))
     return tuple(found)
 
 
-def _questions(options: EvaluationOptions) -> _Questions:
-    data, tools, tools_sha256 = map_file(options.data).tobytes(), None, None
-    if options.tools is not None:
-        tools, tools_sha256 = load_tools(options.tools), file_sha256(options.tools)
-    with naming(options.data.name):
-        every = read_examples(data, tools)
+def _questions(folders: Sequence[Path], options: EvaluationOptions) -> _Questions:
+    path = given_or_demos("--data", options.data, folders)
+    data, tools = map_file(path).tobytes(), None
+    with contextlib.suppress(UsageError):  # then lines have their own, or are refused
+        tools = given_or_demos("--tools", options.tools, folders)
+    known = None if tools is None else load_tools(tools)
+    with naming(path.name):
+        every = read_examples(data, known)
     examples = sample(every, options.limit)
     if all(example.own_tools for example in examples):
-        tools_sha256 = None  # they had no part in it
-    sha256 = hashlib.sha256(data).hexdigest()
-    told = EvaluationData(options.data.name, sha256, tools_sha256, len(every), len(examples))
-    return _Questions(options, examples, told)
+        tools = None  # they had no part in it
+    told = EvaluationData(path.name, hashlib.sha256(data).hexdigest(), None if tools is None else file_sha256(tools),
+                          len(every), len(examples))
+    return _Questions(options, path, tools, examples, told)
 
 
 def _opened(folders: Sequence[Path], options: EvaluationOptions, progress: Progress) -> list[_Build]:

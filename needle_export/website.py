@@ -15,7 +15,7 @@ from needle_export.bundle.publish import publish, stage
 from needle_export.bundle.site import FORMAT, SITE_NAME
 from needle_export.checkpoint.files import file_sha256
 from needle_export.checkpoint.text import Tokenizer
-from needle_export.companions import load_tokenizer_of, tokenizer_path
+from needle_export.companions import given_or_demos, load_tokenizer_of, load_tools, tokenizer_path
 from needle_export.config.progress import Progress
 from needle_export.errors import BadInput, Unsupported
 from needle_export.generate.constraint import Grammar, need_marker
@@ -54,6 +54,7 @@ class Site:
     Attributes:
         out: the folder.
         title: of the page.
+        tools: the file of the tools that may be called.
         runtime: name and version of the runtime in it.
         widened: how many matrices of integers a page widens.
         notes: what the grammar doesn't enforce.
@@ -63,6 +64,7 @@ class Site:
 
     out: str
     title: str
+    tools: str
     runtime: str
     widened: int
     notes: tuple[str, ...]
@@ -72,14 +74,14 @@ class Site:
 
 
 def make_site(
-    dist: Path, out: Path, *, tools: Sequence[Tool], title: str, system: str, tokenizer: Path | None = None,
+    dist: Path, out: Path, *, tools: Path | None = None, title: str, system: str, tokenizer: Path | None = None,
     runtime: Path | None, progress: Progress
 ) -> Site:
     """Write a site that answers requests with an artifact; it appears whole or not at all.
 
     Args:
         dist: a published ONNX build.
-        tools: that may be called.
+        tools: that may be called, a file; None takes the demo model's for builds of that.
         title: of the page; empty for one after the model.
         system: instructions in front of every request, or empty.
         tokenizer: its file, or None for the one beside the build.
@@ -88,8 +90,10 @@ def make_site(
     Raises:
         BadInput: the build or its tokenizer can't be read, or a tool's schema can't be compiled.
         Unsupported: it isn't an ONNX build, or the runtime can't be had.
-        UsageError: ``out`` holds anything that this tool didn't make.
+        UsageError: ``out`` holds anything that this tool didn't make; no tools are given and there are none to take.
     """
+    tools = given_or_demos("--tools", tools, [dist])
+    known = load_tools(tools)
     report = load_report(dist)
     if [artifact.target for artifact in report.artifacts] != ["onnx"]:
         raise Unsupported(f"a browser runs ONNX, and this is {report.artifacts[0].target}" if report.artifacts
@@ -98,7 +102,7 @@ def make_site(
     name = title or f"{Path(report.checkpoint.path_name).stem}, in your browser"
     with stage(out) as staging:
         with progress.stage("compile the grammar"):
-            grammar = compile_grammar(tools)
+            grammar = compile_grammar(known)
         with progress.stage("write the graphs"):
             about = _model(dist, staging / "model")
         with progress.stage("write the runtime"):
@@ -114,7 +118,7 @@ def make_site(
         shown = Shown(
             title=name, model=_described(report), random=report.checkpoint.random, notes=grammar.notes,
             model_bytes=model_bytes, model_size=size(model_bytes),
-            tools=tuple((tool.name, tool.description) for tool in tools),
+            tools=tuple((tool.name, tool.description) for tool in known),
             runtime=f"{PACKAGE} {version}", made_by=f"needle-export {__version__}",
         )
         (staging / "index.html").write_text(render_page(shown), encoding="utf-8")
@@ -124,12 +128,12 @@ def make_site(
             "format": FORMAT, "schema": 1, "tool": {"name": "needle-export", "version": __version__}, "title": name,
             "runtime": {"name": PACKAGE, "version": version, "module": f"runtime/{MODULE}"},
             "model": about,
-            "prompt": _prompt(tools, system) | {"frame": _frame(Grammar(grammar, words), words)},
+            "prompt": _prompt(known, system) | {"frame": _frame(Grammar(grammar, words), words)},
             "files": [asdict(file) for file in files],
         }
         _write_json(staging / SITE_NAME, listing)
         publish(staging, out)
-    return Site(str(out), name, shown.runtime, len(about["matrices"]), grammar.notes, files,
+    return Site(str(out), name, str(tools), shown.runtime, len(about["matrices"]), grammar.notes, files,
                 sum(file.bytes for file in files), sum(file.gzip_bytes for file in files))
 
 

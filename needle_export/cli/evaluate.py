@@ -10,15 +10,17 @@ from needle_export.cli.output import emit, page_width, use_color
 from needle_export.cli.shared import artifact_folder, define, json_option, progress_of
 
 
-@define("evaluate", "evaluate dist/ --data heldout.jsonl",
+@define("evaluate", "evaluate dist/ --data heldout.jsonl", "evaluate build/demo/* --checkpoint demo --limit 100",
         "evaluate dist/fp16 dist/int8 dist/int4 --data heldout.jsonl --checkpoint needle3.safetensors",
         "evaluate dist/ --data queries.jsonl --tools tools.json --limit 100 --unconstrained --json")
 @click.argument("folders", type=artifact_folder, metavar="DIR...", nargs=-1, required=True)
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="FILE",
+@click.option("--data", type=click.Path(path_type=Path), metavar="FILE",
               help='Queries with their right calls, one JSON object a line: {"query": "...", "tools": [...], '
-                   '"answers": [{"name": "...", "arguments": {...}}]}, or a chat of one turn.')
+                   '"answers": [{"name": "...", "arguments": {...}}]}, or a chat of one turn. Builds of the model that '
+                   'comes along have its held-out ones if left out; any other needs it.')
 @click.option("--tools", type=click.Path(path_type=Path), metavar="FILE",
-              help="Tools of lines that have none: a JSON list of schemas.")
+              help="Tools of lines that have none: a JSON list of schemas. Builds of the model that comes along have "
+                   "its own if left out.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N",
               help="Ask N of the queries: a sample, the same one of the same file.")
 @click.option("--constrained/--unconstrained", default=True, show_default=True,
@@ -33,7 +35,7 @@ from needle_export.cli.shared import artifact_folder, define, json_option, progr
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Threads of the runtime and of the reference.")
 @json_option
-def command(folders: tuple[Path, ...], data: Path, tools: Path | None, limit: int | None, constrained: bool,
+def command(folders: tuple[Path, ...], data: Path | None, tools: Path | None, limit: int | None, constrained: bool,
             checkpoint: str | None, lora: str | None, tokenizer: Path | None, max_new_tokens: int, threads: int,
             as_json: bool) -> None:
     """Count right answers of published builds.

@@ -20,12 +20,14 @@ _MAX_BYTES = 1 << 20
 
 
 @define("run", 'run dist/ --tools tools.json "turn on the kitchen lights"',
+        'run build/demo/onnx "dim the study lights to 20 %"',
         'run dist/ --tools tools.json --tokenizer tokenizer.model --unconstrained "is it raining in Lagos" --json',
         "run dist/ --tools tools.json - < request.txt")
 @click.argument("folder", type=artifact_folder, metavar="DIR")
 @click.argument("queries", metavar="QUERY...", nargs=-1, required=True)
-@click.option("--tools", type=click.Path(path_type=Path), required=True, metavar="FILE",
-              help="Tools that may be called: a JSON file of schemas, flat or OpenAI-style.")
+@click.option("--tools", type=click.Path(path_type=Path), metavar="FILE",
+              help="Tools that may be called: a JSON file of schemas, flat or OpenAI-style. Builds of the model that "
+                   "comes along have its own if left out; any other needs it.")
 @click.option("--system", default="", metavar="TEXT", help="Instructions in front of the request.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE",
               help="The model's tokenizer; the one that lies beside the build if left out.")
@@ -38,7 +40,7 @@ _MAX_BYTES = 1 << 20
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Threads of the runtime.")
 @json_option
-def command(folder: Path, queries: tuple[str, ...], tools: Path, system: str, tokenizer: Path | None,
+def command(folder: Path, queries: tuple[str, ...], tools: Path | None, system: str, tokenizer: Path | None,
             unconstrained: bool, max_new_tokens: int, max_calls: int | None, threads: int, as_json: bool) -> None:
     """Ask a published build for calls.
 
@@ -47,15 +49,13 @@ def command(folder: Path, queries: tuple[str, ...], tools: Path, system: str, to
     exit code says whether the model ran, not whether it is right.
     """
     from needle_export.answering import answer
-    from needle_export.companions import load_tools
     from needle_export.report.codec import to_json
 
     if queries.count("-") > 1:
         raise UsageError("stdin holds one request", where="QUERY", fix="give - once")
-    known = load_tools(tools)
     asked = [_from_stdin() if query == "-" else query for query in queries]
     with progress_of(silent=as_json) as progress:
-        session = answer(folder, asked, known, tokenizer=tokenizer, system=system, constrained=not unconstrained,
+        session = answer(folder, asked, tools, tokenizer=tokenizer, system=system, constrained=not unconstrained,
                          max_new_tokens=max_new_tokens, max_calls=max_calls, threads=threads, progress=progress)
     emit(to_json(session) if as_json else _text(session))
 
@@ -83,6 +83,7 @@ def _text(session: Session) -> str:
         lines.append(f"{where}: an evaluator of ours, whose speed says nothing about a device")
     else:
         lines.append(f"{where}, {session.threads} thread{'s' if session.threads > 1 else ''}, on this machine")
+    lines.append(f"tools: {session.tools}")
     kind = "the grammar admits more, or less, than the schemas" if session.constrained else "not checked, or narrower"
     lines += [f"note ({kind}): {note}" for note in session.notes]
     return "\n".join(lines) + "\n"

@@ -15,8 +15,9 @@ from needle_export.cli.shared import artifact_folder, define, json_option, progr
 @click.argument("dist", type=artifact_folder, metavar="DIR")
 @click.option("--out", type=Path, required=True, metavar="SITE",
               help="Folder to write; a site that was written there before is replaced.")
-@click.option("--tools", type=Path, required=True, metavar="FILE",
-              help="JSON: the tools' schemas, flat or OpenAI-style.")
+@click.option("--tools", type=Path, metavar="FILE",
+              help="JSON: the tools' schemas, flat or OpenAI-style. Builds of the model that comes along have its own "
+                   "if left out; any other needs it.")
 @click.option("--tokenizer", type=Path, metavar="FILE",
               help="The model's tokenizer; the one that lies beside the build if left out.")
 @click.option("--system", default="", metavar="TEXT", help="Instructions in front of every request.")
@@ -24,21 +25,19 @@ from needle_export.cli.shared import artifact_folder, define, json_option, progr
 @click.option("--runtime", type=Path, metavar="DIR",
               help="Folder with onnxruntime-web's files; fetched with npm when left out.")
 @json_option
-def command(dist: Path, out: Path, tools: Path, tokenizer: Path | None, system: str, title: str, runtime: Path | None,
-            as_json: bool) -> None:
+def command(dist: Path, out: Path, tools: Path | None, tokenizer: Path | None, system: str, title: str,
+            runtime: Path | None, as_json: bool) -> None:
     """Write a static site that runs a build in a browser.
 
     DIR is a build with --target onnx. SITE is served by any web server, from any folder of it, and
     loads nothing from anywhere else: a page to type requests into, the model, a grammar of the tools' calls, and
     onnxruntime-web, which is kept in the cache folder once it was fetched.
     """
-    from needle_export.companions import load_tools
     from needle_export.report.codec import to_json
     from needle_export.report.site_text import render_site
     from needle_export.website import make_site
 
-    known = load_tools(tools)
     with progress_of(silent=as_json) as progress:
-        site = make_site(dist, out, tools=known, title=title, system=system, tokenizer=tokenizer, runtime=runtime,
+        site = make_site(dist, out, tools=tools, title=title, system=system, tokenizer=tokenizer, runtime=runtime,
                          progress=progress)
     emit(to_json(site) if as_json else render_site(site, color=use_color(), width=page_width()))

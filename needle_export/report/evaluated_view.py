@@ -19,7 +19,7 @@ def render_evaluated(found: Sequence[Evaluated], *, as_json: bool, color: bool =
     """What a run of ``evaluate`` found, as text or JSON, ending in a newline."""
     if as_json:
         told = [{"folder": f.folder, "target": f.target, "weights": f.weights, "random": f.random,
-                 "evaluation": encode(f.evaluation)} for f in found]
+                 "data": f.data, "tools": f.tools, "evaluation": encode(f.evaluation)} for f in found]
         return to_json({"evaluated": told})
     from needle_export.report.text import Page
 
@@ -29,6 +29,9 @@ def render_evaluated(found: Sequence[Evaluated], *, as_json: bool, color: bool =
     page.section(table(found))
     first = found[0].evaluation
     page.note(f"of {first.data.file} {first.data.sha256[:8]}: {first.of.split(', ', 1)[1]}")
+    page.note(f"queries: {found[0].data}")
+    if found[0].tools is not None:
+        page.note(f"tools of lines that have none: {found[0].tools}")
     page.note("exact calls: the right calls in order, with equal arguments, and the ends of the 95 % interval (Wilson)")
     for runtime in dict.fromkeys(f.evaluation.runtime for f in found):
         page.note(f"ran in {runtime}: {', '.join(_name(f) for f in found if f.evaluation.runtime == runtime)}")

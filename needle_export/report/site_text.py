@@ -17,6 +17,7 @@ def render_site(site: Site, *, color: bool, width: int) -> str:
     page = Page(color=color, width=width)
     page.title(f"{site.out}: {site.title}")
     page.note(f"runs in {site.runtime}; serve it with: python3 -m http.server -d {site.out}")
+    page.note(f"tools: {site.tools}")
     if site.widened:
         page.note(f"{site.widened} matrices are integers in the files and become floats when a page loads them")
     for note in site.notes:

@@ -72,11 +72,12 @@ def tools() -> tuple[Tool, ...]:
 
 
 @pytest.fixture(scope="module")
-def site(dist: Path, root: Path, runtime: Path, tools: tuple[Tool, ...]) -> Path:
-    """A site in a folder of a folder that is served."""
+def site(dist: Path, root: Path, runtime: Path) -> Path:
+    """A site in a folder of a folder that is served, with the tools that the model came with."""
     out = root / "a folder" / "site"
-    make_site(dist, out, tools=tools, title="Lights & doors", system="",
-              tokenizer=demo.files().tokenizer, runtime=runtime, progress=NullProgress())
+    made = make_site(dist, out, title="Lights & doors", system="",
+                     tokenizer=demo.files().tokenizer, runtime=runtime, progress=NullProgress())
+    assert made.tools == str(demo.files().tools)
     return out
 
 

@@ -20,7 +20,8 @@ ABSENT = Unsupported("coremltools is not installed", fix="install it with: pip i
 
 def session(target: str, *calls: Call, problem: str = "") -> answering.Session:
     found = answering.Answered("a request", "text", not problem, problem, calls, not problem, 700, 31, 81.25, 312.5)
-    return answering.Session(target, "a runtime", "int4", False, target == "coreml", 1, True, (), (found,))
+    return answering.Session(target, "a runtime", "int4", False, target == "coreml", 1, "tools.json", True, (),
+                             (found,))
 
 
 @pytest.fixture

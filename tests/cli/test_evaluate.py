@@ -21,7 +21,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EvaluationOptions]
 
     def evaluate(folders: Any, options: EvaluationOptions, progress: Any) -> tuple[Evaluated, ...]:
         calls.append((folders, options))
-        return tuple(Evaluated(str(f), "onnx", "int4", "random" in f.name, told(options)) for f in folders)
+        return tuple(Evaluated(str(f), "onnx", "int4", "random" in f.name, "q.jsonl", "t.json",
+                               told(options)) for f in folders)
 
     def told(options: EvaluationOptions) -> Evaluation:
         if options.checkpoint is not None:
@@ -38,7 +39,9 @@ def test_with_defaults(run: Run, asked: list[Any]) -> None:
     assert asked == [((Path("dist"),), EvaluationOptions(Path("q.jsonl")))]
     text = " ".join(result.stdout.split())
     for said in ("dist onnx int4", "90.0 %", "180/200", "89.0 to", "91.0", "not compared: no --checkpoint was given",
-                 "of heldout.jsonl ffffffff", "200 queries, with the grammar", "ran in onnxruntime 1.32.0"):
+                 "queries: q.jsonl",
+                 "tools of lines that have none: t.json", "of heldout.jsonl ffffffff",
+                 "200 queries, with the grammar", "ran in onnxruntime 1.32.0"):
         assert said in text, said
     assert "RANDOM" not in text and max(map(len, result.stdout.splitlines())) <= 100
 
@@ -59,13 +62,14 @@ def test_as_json(run: Run, asked: list[Any]) -> None:
     found = json.loads(result.stdout)["evaluated"]
     assert [(f["folder"], f["target"], f["weights"], f["random"]) for f in found] == [
         ("a", "onnx", "int4", False), ("b", "onnx", "int4", False)]
+    assert (found[0]["data"], found[0]["tools"]) == ("q.jsonl", "t.json")
     assert found[0]["evaluation"]["exact_calls"] == {
         "count": 180, "of": 200, "share": 0.9, "low": 0.89, "high": 0.91}
     assert found[0]["evaluation"]["reference"] is None
 
 
 @pytest.mark.parametrize(("line", "code", "said"), [
-    ("evaluate dist", 2, "--data"), ("evaluate --data x", 2, "DIR"), ("evaluate d --data x --limit 0", 2, "--limit"),
+    ("evaluate --data x", 2, "DIR"), ("evaluate d --data x --limit 0", 2, "--limit"),
     ("evaluate d --data x --lora l", 2, "give --checkpoint too"),
     ("evaluate d --data nowhere.jsonl", 3, "there is no such file")])
 def test_what_is_refused(run: Run, line: str, code: int, said: str) -> None:

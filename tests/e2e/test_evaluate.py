@@ -124,5 +124,8 @@ def test_another_number_of_queries_stands_beside(folders: dict[str, Path], told:
     assert "3 of 1,000 queries" in text and "not compared: no --checkpoint was given" in text
     evaluations = load_report(folders["tflite"]).artifacts[0].evaluations
     assert [e.data.queries for e in evaluations] == [ASKED, 3]
-    command(*common, "--limit", 3, "--max-new-tokens", 256)
+    assert f"queries: {files.heldout}" in text and f"tools of lines that have none: {files.tools}" in text
+    # The same file and tools are taken where none are given, since it is a build of their model.
+    (bare,) = json.loads(command("evaluate", folders["tflite"], "--limit", 3, "--json"))["evaluated"]
+    assert (bare["data"], bare["tools"]) == (str(files.heldout), str(files.tools))
     assert len(load_report(folders["tflite"]).artifacts[0].evaluations) == 2  # the same again takes its place

@@ -94,7 +94,8 @@ def test_every_field_of_its_json(target: str, demos: DemoBuilds) -> None:
     told = found(run(demos.get(target), query, "--json", "--threads", "2"))
     (answer,) = told.pop("answers")
     assert told == {"target": target, "runtime": RUNTIMES[target], "weights": WEIGHTS, "random": False,
-                    "evaluator": target == "coreml", "threads": 2, "constrained": True, "notes": []}
+                    "evaluator": target == "coreml", "threads": 2, "tools": str(demo.files().tools),
+                    "constrained": True, "notes": []}
     runner = find_target(target).open(demos.get(target), threads=1)
     wanted = Assistant(runner, demos.tokenizer, demos.tools).ask(query)
     assert answer.pop("first_token_ms") > 0 and answer.pop("tokens_per_s") > 0
@@ -119,6 +120,7 @@ def test_its_text(target: str, demos: DemoBuilds) -> None:
     place = f"in {RUNTIMES[target]}, {target} {WEIGHTS}"
     assert where.startswith(place) and ("says nothing about a device" in where) == (target == "coreml")
     assert ("1 thread, on this machine" in where) == (target != "coreml")
+    assert where.endswith(f"\ntools: {demo.files().tools}")
     # One request has no need of its own words again.
     assert run(demos.get(target), QUERY).stdout.startswith("set_lights ")
 
@@ -199,6 +201,12 @@ def test_tools_that_cannot_be_read(dist: Path, tmp_path: Path) -> None:
         refused(run(dist, QUERY, tools=path), 3, str(path), said)
     path.write_text('{"name": "f", "parameters": {"properties": {"v": {"enum": []}}, "required": ["v"]}}')
     refused(run(dist, QUERY, tools=path), 3, "tool 'f': parameters", "no arguments are valid")
+
+
+def test_without_tools_a_build_of_the_demo_takes_its_own(dist: Path) -> None:
+    result = click.testing.CliRunner().invoke(program, ["run", str(dist), QUERY, "--json"])
+    told = found(result)
+    assert told["tools"] == str(demo.files().tools) and told["answers"][0]["calls"] == LIGHTS
 
 
 def test_what_is_not_enforced_is_a_note(dist: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ PIPELINE = _BELOW | {"pipeline", "batch", "demonstration"}
 #: Which of these stand above others: one build over what it is made of, several over one.
 ABOVE = {
     "appfiles": frozenset({"assemble"}),
+    "companions": frozenset({"demo"}),
     "answering": frozenset({"assemble", "companions"}),
     "evaluation": frozenset({"assemble", "companions", "loading"}),
     "website": frozenset({"companions", "reuse"}),
