@@ -50,12 +50,13 @@ lint: $(FULL_STAMP) ## Check the code with ruff
 type: $(FULL_STAMP) ## Check the package's types with mypy, strictly
 	$(BIN)/mypy
 
-bench: $(FULL_STAMP) ## Measure targets against plain conversions and needle-rs, and Core ML builds
+bench: $(FULL_STAMP) ## Measure targets against plain conversions and needle-rs, Core ML builds, and the grammar
 	$(BIN)/python -m tests.benchmarks.onnx
 	$(BIN)/python -m tests.benchmarks.needle_rs --target onnx,tflite --weights int4
 	$(BIN)/python -m tests.benchmarks.tflite --weights fp32,int8
 	$(BIN)/python -m tests.benchmarks.coreml --weights fp32,fp16,int4
 	$(BIN)/python -m tests.benchmarks.estimates
+	$(BIN)/python -m tests.benchmarks.masks
 
 clean: ## Remove build products and caches; .venv stays (remove it with: rm -r .venv)
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache needle_export.egg-info
