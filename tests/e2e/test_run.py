@@ -125,6 +125,21 @@ def test_its_text(target: str, demos: DemoBuilds) -> None:
     assert run(demos.get(target), QUERY).stdout.startswith("set_lights ")
 
 
+def test_the_page_shows_what_is_printed(dist: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.M)
+    shown = next(block for block in blocks if "first token after" in block)
+    lines = [line[4:] for line in shown.strip("\n").splitlines()]
+    queries = [line[2:] for line in lines if line.startswith("> ")]
+    assert len(queries) == 2 and page.count(" ".join(f'"{query}"' for query in queries)) == 1
+
+    def told(printed: list[str]) -> list[str]:
+        """What doesn't depend on the machine."""
+        return [re.sub(r"\d+\.\d (?=ms|tokens/s)", "_ ", re.sub(r"^tools: .*/", "tools: ", line)) for line in printed]
+
+    assert told(run(dist, *queries).stdout.splitlines()) == told(lines)
+
+
 def test_a_request_from_stdin(dist: Path) -> None:
     told = found(run(dist, "-", "what is the news", "--json", stdin=f"{QUERY}\r\n"))
     assert [(answer["query"], answer["calls"]) for answer in told["answers"]] == [
