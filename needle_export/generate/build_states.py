@@ -173,7 +173,7 @@ class States:
         return ids[0]
 
     def _text(self, least: int, most: int | None, follow: int) -> int:
-        if most is not None and most < least:
+        if follow == DEAD or (most is not None and most < least):
             return DEAD
         close = (34, 34, follow)
         if most is None:

@@ -96,7 +96,8 @@ def _holds(part: Schema | bool, value: Any) -> bool:
     if isinstance(part, bool):
         return part
     if part.get("type") == "array":
-        return valid({**part, "items": {"type": "number"}}, value) and all(_holds(part["items"], one) for one in value)
+        return (isinstance(value, list) and part.get("minItems", 0) <= len(value) <= part.get("maxItems", 99)
+                and all(_holds(part["items"], one) for one in value))
     if part.get("type") == "object":
         more = part.get("additionalProperties", True)
         return isinstance(value, dict) and set(part["required"]) <= set(value) and all(
@@ -189,4 +190,4 @@ def _within(rules: Schema, value: Decimal) -> bool:
     return not (value < at.get("minimum", value) or value > at.get("maximum", value)
                 or ("exclusiveMinimum" in at and value <= at["exclusiveMinimum"])
                 or ("exclusiveMaximum" in at and value >= at["exclusiveMaximum"])
-                or value % at.get("multipleOf", Decimal("1e-9")) != 0)
+                or ("multipleOf" in at and value % at["multipleOf"] != 0))

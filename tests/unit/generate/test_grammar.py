@@ -16,7 +16,7 @@ from needle_export.generate.automaton import Automaton
 from needle_export.generate.grammar import compile_grammar
 from needle_export.generate.masks import Masks
 from needle_export.generate.schemas import read_tools
-from tests.support.schemas import near, random_schema, valid, written
+from tests.support.schemas import all_hold, near, random_all_of, random_schema, valid, written
 
 SCHEMAS, INSTANCES = 250, 30
 
@@ -52,6 +52,48 @@ def test_random_schemas_admit_what_an_independent_judge_does() -> None:
             judged, right = judged + 1, right + wanted
     assert judged > 0.8 * SCHEMAS * INSTANCES
     assert 0.3 < right / judged < 0.95
+
+
+def to_an_end(grammar: Automaton) -> dict[int, int]:
+    """Bytes from each state to the nearest one that accepts; every state can reach one."""
+    left = dict.fromkeys(grammar.accept, 0)
+    while len(left) < len(grammar.edges):
+        near = {s: 1 + min(left[to] for _, _, to in row if to in left)
+                for s, row in enumerate(grammar.edges) if s not in left and any(to in left for _, _, to in row)}
+        assert near
+        left |= near
+    return left
+
+
+def walked(rng: Random, grammar: Automaton, left: dict[int, int]) -> bytes:
+    """A text that it admits, by a way drawn at random that is drawn towards an end."""
+    text, state = bytearray(), 0
+    while state not in grammar.accept or (grammar.edges[state] and rng.random() < 0.3):
+        nearer = [edge for edge in grammar.edges[state] if left[edge[2]] < left[state]]
+        low, high, state = rng.choice(nearer if nearer and rng.random() < 0.4 else grammar.edges[state])
+        text.append(rng.randint(low, high))
+    return bytes(text)
+
+
+@pytest.mark.parametrize(("make", "judge"), [(random_schema, valid), (random_all_of, all_hold)])
+def test_whatever_it_admits_is_valid(make: Any, judge: Any) -> None:
+    rng = Random(7)
+    seen = 0
+    for _ in range(160):
+        schema = make(rng)
+        try:
+            grammar = grammar_of(schema, max_calls=2)
+        except BadInput:
+            continue
+        left = to_an_end(grammar)
+        for _ in range(8):
+            calls = json.loads(walked(rng, grammar, left).decode("utf-8"), parse_float=Decimal)
+            assert len(calls) <= 2
+            for one in calls:
+                assert one["name"] == "f" and list(one) == ["name", "arguments"] and list(one["arguments"]) == ["v"]
+                assert judge(schema, one["arguments"]["v"]), (schema, one)
+                seen += 1
+    assert seen > 300
 
 
 @pytest.mark.parametrize(("low", "high", "step"), [(0, 100, 1), (-12, 7, 1), (5, 30, 1), (99, 1001, 7), (-130, -99, 3)])

@@ -18,7 +18,7 @@ from needle_export.generate.automaton import Automaton
 from needle_export.generate.grammar import compile_grammar
 from needle_export.generate.schemas import read_tools
 from tests.support.schemas import all_hold, near_all_of, random_all_of, random_schema, written
-from tests.unit.generate.test_grammar import admits, grammar_of
+from tests.unit.generate.test_grammar import admits, call, grammar_of
 
 SCHEMAS, INSTANCES = 300, 25
 
@@ -156,6 +156,13 @@ def test_a_free_object_takes_any_keys(schema: dict[str, Any]) -> None:
     for text in ("{,}", '{"a"}', '{"a":1,}', '{a:1}', '{"a":1'):
         assert not admits(grammar, text)
     assert admits(grammar, '{"a":1,"a":1}')  # which the note says
+
+
+def test_what_would_be_nested_too_deep_cannot_be_begun() -> None:
+    grammar = grammar_of({})
+    inside = grammar.step(0, f"[{call('')}".removesuffix("}}").encode() + b'{"a":[{')
+    assert inside is not None
+    assert [byte for byte in range(256) if grammar.step(inside, bytes([byte])) is not None] == [ord("}")]
 
 
 def test_keys_of_a_map_have_values_of_its_kind() -> None:
