@@ -95,7 +95,7 @@ def drop_report(folder: Path) -> None:
 
 @pytest.mark.parametrize(("spoil", "sentence"), [
     (spoil_report, "report.json: line 1 isn't valid JSON"),
-    (spoil_schema, "report.json: schema: the report has schema 1, and this version reads 4"),
+    (spoil_schema, "report.json: schema: the report has schema 1, and this version reads 5"),
     (drop_memory, "report.json: artifacts[0].memory: the key is missing"),
     (cut_file, "model.onnx: this file has 3 bytes, and the report says 9000"),
     (drop_file, "model.onnx: this file of the artifact is missing"),

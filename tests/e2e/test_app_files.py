@@ -25,29 +25,19 @@ from needle_export.report.schema import REPORT_NAME, load_report
 from needle_export.targets import find_target
 from tests.support import fake_coreml
 from tests.support.containers import tokenizer_blob
+from tests.support.demo_builds import CONTEXT, LAYERS, WEIGHTS, DemoBuilds
 from tests.support.geometries import SMALL
 
 MODEL = demo.files()
 QUERIES = ["turn on the kitchen lights", "set a pasta timer for ten minutes and lock the front door", "what's 2 + 2"]
 QUIET = NullProgress()
 
-#: Two layers answer well enough to be worth comparing, and are built soon.
-CHOICES: dict[str, Any] = {"layers": 2, "context": 512, "weights": "int4", "bench": False}
-
-TARGETS = [
-    pytest.param("onnx", id="onnx"),
-    pytest.param("tflite", id="tflite"),
-    pytest.param("coreml", id="coreml"),
-]
+TARGETS = ["onnx", "tflite", "coreml"]
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("app_files")
-    for target in ("onnx", "tflite", "coreml"):
-        pytest.importorskip({"onnx": "onnxruntime", "tflite": "litert_converter", "coreml": "coremltools"}[target])
-        pipeline.build(BuildOptions("demo:", folder / target, target, **CHOICES), QUIET)
-    return {path.name: path for path in folder.iterdir()}
+def builds(demos: DemoBuilds) -> dict[str, Path]:
+    return {target: demos.get(target) for target in TARGETS}
 
 
 def alone(dist: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
@@ -76,7 +66,8 @@ def test_the_manifest_lists_what_lies_there(builds: dict[str, Path], target: str
     assert {f.name for f in manifest.files if f.role == "decoder"} == {"loop.py", "decoder.py"}
     assert (dist / "tokenizer.model").read_bytes() == MODEL.tokenizer.read_bytes()
     assert report.options["tokenizer"] == {"name": "tokenizer.model", "source": "beside"}
-    assert (manifest.target, manifest.weights, manifest.context) == (target, "int4", 512)
+    assert (manifest.target, manifest.weights, manifest.context) == (target, WEIGHTS, CONTEXT)
+    assert manifest.checkpoint.layers == LAYERS
     assert manifest.io == artifact.io and manifest.checkpoint == report.checkpoint
     assert manifest.checkpoint.sha256 == file_sha256(MODEL.checkpoint)
     # Beside the model, not of it.
@@ -167,12 +158,12 @@ def test_the_loop_is_cut_where_the_context_ends(builds: dict[str, Path]) -> None
         "from pathlib import Path\nimport loop\n"
         "model = loop.Model(Path(sys.argv[1]))\n"
         "model.manifest['generation']['stop'] = []\n"
-        "print(len(list(model.decode([2] * 500))))\n"
-        "try:\n    list(model.decode([2] * 512))\n"
+        f"print(len(list(model.decode([2] * {CONTEXT - 12}))))\n"
+        f"try:\n    list(model.decode([2] * {CONTEXT}))\n"
         "except ValueError as fault:\n    print(fault)\n"
     )
     assert alone(builds["onnx"], code, str(builds["onnx"])).splitlines() == [
-        "13", "the prompt has 512 tokens, and the context holds 512"]  # fmt: skip
+        "13", f"the prompt has {CONTEXT} tokens, and the context holds {CONTEXT}"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["loop.py", "tokenizer.model", MANIFEST_NAME])
