@@ -169,8 +169,8 @@ ARTIFACT = ("artifacts", 0)
     (change(*ARTIFACT, "latency", "load_ms", to=10**400), "load_ms: needs a number of sensible size"),
     (change("checkpoint", "random", to=0), "checkpoint.random: needs true or false, not 0"),
     (change("checkpoint", "layers", to=None), "checkpoint.layers: needs a whole number, not null"),
-    (change("schema", to=3), "the report has schema 3, and this version reads 4"),
-    (change("schema", to=5), "the report has schema 5, and this version reads 4"),
+    (change("schema", to=3), "the report has schema 3, and this version reads 5"),
+    (change("schema", to=6), "the report has schema 6, and this version reads 5"),
     (change("schema", to=True), "this isn't a report of needle-export"),
 ])
 def test_values_that_cannot_be_are_named(spoil: Callable[[Raw], None], message: str) -> None:
