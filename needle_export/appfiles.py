@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from needle_export.assemble import file_info
 from needle_export.checkpoint.checkpoint import Checkpoint
-from needle_export.checkpoint.files import file_sha256, map_file
+from needle_export.checkpoint.files import file_sha256, map_file, naming
 from needle_export.checkpoint.resolve import resolve, resolve_tokenizer
 from needle_export.checkpoint.sentencepiece_file import BOS_ID, EOS_ID, PAD_ID, UNK_ID, write_model
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
@@ -91,11 +91,8 @@ def find_tokenizer(options: BuildOptions, checkpoint: Checkpoint, progress: Prog
         data = map_file(path).tobytes() if path is not None else checkpoint.tokenizer
         assert data is not None
         name = checkpoint.source.path_name if path is None else path.name
-        tokenizer = load_tokenizer(data if path is None else path)
-        known = checkpoint.geometry.vocab_size
-        if tokenizer.vocab_size > known:
-            raise BadInput(f"the tokenizer has {tokenizer.vocab_size} pieces, and the model knows {known} tokens",
-                           where=str(path or name), fix="give the model's own: --tokenizer FILE")
+        with naming(str(path or name)):
+            tokenizer = load_tokenizer(data, checkpoint.geometry.vocab_size)
         return AppTokenizer(source, name, _files(data, tokenizer), tokenizer)
 
 

@@ -37,11 +37,7 @@ def load_tokenizer_of(report: Report, path: Path) -> Tokenizer:
     Raises:
         BadInput: it can't be read, or isn't the model's.
     """
-    tokenizer, known = load_tokenizer(path), int(report.checkpoint.geometry["vocab_size"])
-    if tokenizer.vocab_size > known:
-        raise BadInput(f"the tokenizer has {tokenizer.vocab_size} pieces, and the model knows {known} tokens",
-                       where=str(path), fix="give the tokenizer that the model was trained with")
-    return tokenizer
+    return load_tokenizer(path, int(report.checkpoint.geometry["vocab_size"]))
 
 
 def given_or_demos(option: Literal["--tools", "--data"], given: Path | None, folders: Iterable[Path]) -> Path:

@@ -26,17 +26,24 @@ from needle_export.checkpoint.tokenizer import (
 from needle_export.errors import BadInput
 
 
-def load_tokenizer(source: Path | bytes) -> Tokenizer:
+def load_tokenizer(source: Path | bytes, most: int | None = None) -> Tokenizer:
     """The tokenizer in a file or in its bytes: a SentencePiece model, or a container's dump.
 
+    Args:
+        most: tokens that the model knows, or None for any number.
+
     Raises:
-        BadInput: it is neither, is damaged, or does what no Needle 3 tokenizer does.
+        BadInput: it is neither, is damaged, does what no Needle 3 tokenizer does, or has more pieces than that.
     """
     if isinstance(source, Path):
         data = map_file(source).tobytes()
-        with naming(source.name):
-            return load_tokenizer(data)
-    return Tokenizer(parse_tokenizer(source) if is_dump(source) else read_model(source))
+        with naming(str(source)):
+            return load_tokenizer(data, most)
+    found = Tokenizer(parse_tokenizer(source) if is_dump(source) else read_model(source))
+    if most is not None and found.vocab_size > most:
+        raise BadInput(f"the tokenizer has {found.vocab_size} pieces, and the model knows {most} tokens",
+                       fix="give the one that the model was trained with: --tokenizer FILE")
+    return found
 
 
 class Tokenizer:

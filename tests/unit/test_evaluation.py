@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from needle_export import companions, evaluation
+from needle_export import companions, demo, evaluation
 from needle_export.checkpoint.geometry import SMALL
 from needle_export.checkpoint.sample import write_sample
+from needle_export.checkpoint.text import load_tokenizer
 from needle_export.config.progress import NullProgress
 from needle_export.errors import BadInput, NeedleExportError, UsageError, VerificationFailed
 from needle_export.evaluation import EvaluationOptions, evaluate
@@ -76,7 +78,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     made = Target()
     monkeypatch.setattr(evaluation, "find_target", lambda name: made)
     monkeypatch.setattr(evaluation, "version", lambda name: "9.9")
-    monkeypatch.setattr(companions, "load_tokenizer", lambda path: ByteTokenizer())
+    monkeypatch.setattr(companions, "load_tokenizer", lambda path, most: ByteTokenizer())
     return made
 
 
@@ -179,12 +181,16 @@ def test_what_is_refused_is_refused_before_anything_runs(
     assert ((dist / REPORT_NAME).read_bytes(), (fine / REPORT_NAME).read_bytes()) == before
 
 
-def test_a_tokenizer_of_another_model_is_refused(target: Target, build: Folder, data: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(
+    target: Target, build: Folder, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companions, "load_tokenizer", load_tokenizer)
     dist = build()
+    shutil.copyfile(demo.files().tokenizer, dist / "tokenizer.model")
     report = load_report(dist)
     other = dataclasses.replace(report, checkpoint=dataclasses.replace(report.checkpoint, geometry={"vocab_size": 9}))
     (dist / REPORT_NAME).write_bytes(dump_report(other))
-    with pytest.raises(BadInput, match="the tokenizer has 268 pieces, and the model knows 9 tokens"):
+    with pytest.raises(BadInput, match="the tokenizer has 1024 pieces, and the model knows 9 tokens"):
         asked([dist], data)
 
 
