@@ -27,13 +27,12 @@ from needle_export.measure import parity
 from needle_export.model import rows
 from needle_export.model.dynamic import DynamicProducts, Quantized, plain_forms, quantize_parameters, quantizers
 from needle_export.model.network import Needle
-from needle_export.model.rounding import round_parameters
+from needle_export.model.rounding import round_as_read, round_parameters
 from needle_export.model.state import StateSpec, empty_state, state_bytes, state_specs, stored_states
 from needle_export.model.step import Answer, Step, parameter_sources
 from needle_export.report.schema import Fusion, LeftUnfused
 from needle_export.targets.base import StoredWeight
 from needle_export.weights import caches
-from needle_export.weights.forms import Form
 from needle_export.weights.scheme import Activations, Scheme
 
 if TYPE_CHECKING:
@@ -244,23 +243,7 @@ class Compiler:
             half: whether everything that isn't compressed is stored in half precision.
             cache: the form that new keys and values are rounded to.
         """
-        listed: dict[str, set[tuple[str, int]]] = {"float16": set(), "int8": set()}
-        forms: set[tuple[str, int, str]] = set()
-        for weight in weights:
-            if weight.dtype in listed:
-                listed[weight.dtype] |= {(s.source, s.layer) for s in weight.shares}
-            elif Form.parse(weight.dtype) is not None:
-                forms |= {(s.source, s.layer, weight.dtype) for s in weight.shares}
-        self._use(
-            Scheme(
-                halves=() if half else tuple(sorted(listed["float16"])),
-                int8=tuple(sorted(listed["int8"])),
-                activations=activations if listed["int8"] or forms else None,
-                forms=tuple(sorted(forms)),
-                half=half,
-                cache=cache,
-            )
-        )
+        self._use(Scheme.of(weights, activations, half, cache))
 
     def use_recorded_scheme(self, record: Mapping[str, Any]) -> None:
         """As :meth:`use_stored_weights`, from a report's record."""
@@ -285,6 +268,7 @@ class Compiler:
                 source = sources.get(path)
                 if source is not None and (source[0], source[2]) in halves:
                     value.copy_(value.half().float())
+            round_as_read(step, scheme.as_read)
             if scheme.activations is not None:
                 self._quantized = quantize_parameters(tensors, sources, quantizers(scheme))
                 self.products = partial(DynamicProducts, self._quantized)
@@ -314,7 +298,8 @@ class Compiler:
         """The numbers that the reference computes with, under the scheme in use, by the parameter's path and site."""
         step, halves = Step(self.net, self.context), set(self.scheme.halves)
         own = _none if self.formats is None else self.formats.imported
-        return rows.matrices(step, halves, self._quantized, self._formed, self.scheme.half, own)
+        as_read = self.scheme.as_read
+        return rows.matrices(step, halves, self._quantized, self._formed, self.scheme.half, own, as_read)
 
     def reference(self, seed: int) -> list[parity.Case]:
         """Seeded sequences with the reference's logits (uncached) and its state at their ends.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from needle_export.model.dynamic import Blocks, Quantized, Rows, matrices_of
-from needle_export.model.rounding import Formed
+from needle_export.model.rounding import Formed, halves_read, read_factor
 from needle_export.model.step import Step, factor_of, parameter_sources
 from needle_export.weights.codes import Codes
 
@@ -54,6 +54,7 @@ def matrices(
     formed: Mapping[int, list[Formed]] | None = None,
     half: bool = False,
     imported: Callable[[str, str, int], Sequence[Codes] | None] = lambda source, role, layer: None,
+    as_read: Collection[tuple[str, int]] = (),
 ) -> dict[tuple[str, int], Matrix]:
     """Every matrix of a step, by the parameter's path (without the step's ``net.``) and site (-1: not one of several).
 
@@ -64,13 +65,17 @@ def matrices(
         formed: as ``round_parameters`` returned them.
         half: whether all others are stored in half precision, factors too, and no probe heads.
         imported: the checkpoint's own codes of a tensor by name, role and layer, of each of its sites.
+        as_read: (checkpoint tensor, layer) of those that are halves as ops read them, vectors among them, as one row; a
+            norm's scale of a head is a row for each head.
 
     Raises:
         ValueError: codes are to be the checkpoint's own, and it has none.
     """
     parameters, sources = dict(step.named_parameters()), parameter_sources(step)
-    found = {}
+    found, vectors = {}, set(as_read)
     for path, value in parameters.items():
+        if path in sources and value.dim() == 1 and sources[path][::2] in vectors:
+            found[path.removeprefix("net."), -1] = _vector(step, path, value, sources[path])
         if path not in sources or value.dim() not in (2, 3) or (half and path.startswith("net.heads.")):
             continue
         source, role, layer = sources[path]
@@ -85,7 +90,7 @@ def matrices(
         for site, matrix in enumerate(matrices_of(source, value)):
             several = value.dim() == 3
             tensor = source.replace("engrams/", f"engrams_{site}/") if several else source
-            halved = half or (source, layer) in halves
+            halved = half or (source, layer) in halves or (source, layer) in vectors
             load = partial(_floats, matrix, halved, rounded)
             dtype = "float16" if halved else "float32"
             one = None if integers is None else integers[site]
@@ -102,6 +107,21 @@ def matrices(
             key = (path.removeprefix("net."), site if several else -1)
             found[key] = Matrix(tensor, role, layer, len(matrix), _used(path, matrix, step), dtype, load)
     return found
+
+
+def _vector(step: Step, path: str, value: Tensor, source: tuple[str, str, int]) -> Matrix:
+    """A vector in halves as rows [R, N]."""
+    geometry, owner = step.net.geometry, path.rpartition(".")[0].rpartition(".")[2]
+    rows = {"q_norm": geometry.num_heads, "k_norm": geometry.num_kv_heads}.get(owner, 1)
+    # What the MLP's first and last diagonals multiply beyond the model's width is padding.
+    width = geometry.d_model if path.endswith((".mlp.d1", ".mlp.d4")) else len(value)
+    tensor, role, layer = source
+    load = partial(_rows_read, value, read_factor(step, path), rows)
+    return Matrix(tensor, role, layer, rows, (rows, width), "float16", load)
+
+
+def _rows_read(value: Tensor, factor: Tensor | float | None, rows: int) -> tuple[NDArray[Any], None]:
+    return halves_read(value, factor).expand(rows, -1).contiguous().numpy(), None
 
 
 def _used(path: str, matrix: Tensor, step: Step) -> tuple[int, int]:

@@ -44,7 +44,8 @@ class StoredWeight:
         bytes: it takes.
         dtype: it is stored in.
         shares: what it is made of.
-        kept_float: why it is still float32 where the scheme asks for less, or empty.
+        kept_float: why it is still a float where the scheme asks for less, or empty.
+        as_read: of halves, whether they are rounded from what an op reads, a norm's scale with what was folded into it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class StoredWeight:
     dtype: str
     shares: tuple[WeightShare, ...]
     kept_float: str = ""
+    as_read: bool = False
 
 
 @dataclass

@@ -61,8 +61,7 @@ def parse_name(name: str) -> tuple[RowsOf, bool] | None:
         return None
     kind, paths, start, stop, columns, site = match.groups()
     first, *others = paths.split("+")
-    home = first.rpartition(".")[0]
-    parameters = (first, *(f"{home}.{leaf}" if home else leaf for leaf in others))
+    parameters = (first, *(_beside(first, leaf) for leaf in others))
     claim = RowsOf(
         parameters,
         int(site or -1),
@@ -71,6 +70,11 @@ def parse_name(name: str) -> tuple[RowsOf, bool] | None:
         int(columns) if columns else None,
     )
     return claim, kind == "folded"
+
+
+def _beside(path: str, leaf: str) -> str:
+    """A path with its last parts replaced by as many others: beside a.b.x, y is a.b.y; beside a.q.x, k.x is a.k.x."""
+    return ".".join([*path.split(".")[: -1 - leaf.count(".")], leaf])
 
 
 def kernel_name(name: str, folded: bool, every: int) -> str:

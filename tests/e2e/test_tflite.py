@@ -23,7 +23,7 @@ from needle_export.model.network import Needle
 from needle_export.report.schema import dump_report, load_report
 from needle_export.report.text import render_text
 from needle_export.targets.ports import CONTRACT_KEY
-from needle_export.targets.tflite import legacy
+from needle_export.targets.tflite import halves, legacy
 from needle_export.targets.tflite.analysis import count_ops, metadata, read_graph
 from needle_export.targets.tflite.blocks import Packed
 from needle_export.targets.tflite.target import TfliteTarget
@@ -85,11 +85,11 @@ def test_the_ledger_shows_unpadded_widths(weights, builds):
     assert sum(roles.values()) + artifact.size.overhead_bytes == artifact.size.total_bytes
     assert set(roles) == {"routing", "content", "memory", "mixing", "lanes", "vocabulary", "norms"}
     # q and k are 48 wide and v, gate and out 64. Of int8 a row has a scale beside its bytes, of int4 a half for each
-    # 32 columns; taps are never narrowed.
+    # 32 columns, and there taps are halves.
     g, element = GEOMETRY, {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.5}[weights]
     scale = {"int8": 4, "int4": 2 * g.d_model // 32}.get(weights, 0)
-    outputs = (g.num_heads + g.num_kv_heads) * g.qk_head_dim
-    assert roles["routing"] == g.num_layers * outputs * (g.d_model * element + scale + 4 * g.qkv_conv_taps)
+    outputs, taps = (g.num_heads + g.num_kv_heads) * g.qk_head_dim, 2 if weights == "int4" else 4
+    assert roles["routing"] == g.num_layers * outputs * (g.d_model * element + scale + taps * g.qkv_conv_taps)
     assert roles["vocabulary"] == g.vocab_size * (g.d_model * element + scale)
     state = artifact.state_bytes.by_part
     locals_, globals_ = g.num_layers - len(g.global_layers), len(g.global_layers)
@@ -378,7 +378,8 @@ def test_int4_lies_in_the_file_once_and_as_int4(builds):
     packed = Packed.of(values.numpy(), scales.numpy())
     assert data.count(packed.levels.tobytes()) == data.count(packed.scales.tobytes()) == 1
     kept = report.artifacts[0].kept_float
-    assert {k.reason.split(":")[0] for k in kept} == {"a Kronecker factor of the MLP", "small"}
+    assert {k.reason for k in kept} == {halves.VECTOR, halves.FACTOR, halves.BIAS, halves.FOLDED}
+    assert sum(k.bytes for k in kept if k.reason in (halves.BIAS, halves.FOLDED)) < 0.05 * sum(k.bytes for k in kept)
     # Nothing is left in float that isn't told: in the ledger, norms are vectors and nothing else.
     told = sum(k.bytes for k in kept if "norm" in k.name)
     assert report.artifacts[0].size.by_role["norms"] <= told < report.artifacts[0].size.by_role["norms"] * 1.5

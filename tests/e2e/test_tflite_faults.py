@@ -62,15 +62,15 @@ def test_a_wrong_weight_is_found_and_its_block_named(weight, spot, build, tmp_pa
 
 def test_a_weight_that_only_a_prefill_reads_wrongly_is_found(build, tmp_path, monkeypatch):
     # A batched matrix is cut for its sites: the second signature alone gets another one.
-    plain = WeightStore.plain
+    stored = WeightStore._float
     seen: set[str] = set()
 
-    def damaged(self, given, data, reason=""):
+    def damaged(self, given, data, reason):
         again = given.name == "net.layers.1.attention.out_proj" and given.name in seen
         seen.add(given.name)
-        return plain(self, given, np.ascontiguousarray(every_other_row(1.02)(data)) if again else data, reason)
+        return stored(self, given, np.ascontiguousarray(every_other_row(1.02)(data)) if again else data, reason)
 
-    monkeypatch.setattr(WeightStore, "plain", damaged)
+    monkeypatch.setattr(WeightStore, "_float", damaged)
     with pytest.raises(VerificationFailed, match="in prefill, block 1"):
         build()
     assert list(tmp_path.iterdir()) == []

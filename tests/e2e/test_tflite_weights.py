@@ -90,6 +90,11 @@ WIDE = dataclasses.replace(
 )
 
 
+#: Tensors of it that 4-bit builds hold in halves: of a block six Kronecker factors, five vectors of the MLP, three taps
+#: and five scales of norms; the engram's taps, the last norm.
+HALVES = 3 * (6 + 5 + 3 + 5) + 2
+
+
 def wide(folder, **changes):
     """A build of it; where its checkpoint is, and its options."""
     write_sample(folder / "wide.safetensors", WIDE, 4)
@@ -110,8 +115,8 @@ def test_factors_sites_a_cut_vocabulary_and_a_head(weights, kind, tmp_path):
         "confidence_head/proj/kernel",
     }
     # Of attention and lanes, the tables, the sites, the head. The last block's lanes aren't mixed any more, and what is
-    # left of their matrix is small, as the MLP's two are; at 4 bits that is no reason.
-    small = (2 + 2 * 3) * (weights == "int4")
+    # left of their matrix is small, as the MLP's two are; at 4 bits that is no reason, and vectors are halves.
+    small = (2 + 2 * 3 + HALVES) * (weights == "int4")
     assert artifact.parity["weights"]["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + small
     assert artifact.parity["weights"]["folded"] == (0 if small else 2 * 3 + 1)
     assert pipeline.verify(asked.out, checkpoint=asked.checkpoint, progress=QUIET) == report
@@ -128,7 +133,20 @@ def test_equal_matrices_are_no_fault(weights, tmp_path):
     asked = wide(tmp_path, weights=weights)
     write_checkpoint(tmp_path / "wide.safetensors", WIDE, tensors)
     compared = pipeline.build(asked, QUIET).artifacts[0].parity["weights"]
-    assert compared["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + (2 + 2 * 3) * (weights == "int4")
+    assert compared["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + (2 + 2 * 3 + HALVES) * (weights == "int4")
+
+
+def test_equal_norms_are_no_fault(tmp_path):
+    """As in a model that has hardly been trained; and a diagonal that equals them where it matters."""
+    tensors = dict(make_sample(WIDE, 4))
+    for name, value in tensors.items():
+        if name.endswith(("norm/scale", "Norm_0/scale")):
+            value[...] = 0.5
+    tensors["stack/layers/block/hadamard_mlp/d1"][0] = 1.5
+    asked = wide(tmp_path, weights="int4")
+    write_checkpoint(tmp_path / "wide.safetensors", WIDE, tensors)
+    compared = pipeline.build(asked, QUIET).artifacts[0].parity["weights"]
+    assert compared["matrices"] == 8 * 3 - 3 + 2 + 2 * 2 + 1 + 2 + 2 * 3 + HALVES
 
 
 def test_what_the_names_could_hide_the_logits_find(tmp_path, monkeypatch):
@@ -287,6 +305,27 @@ def test_the_last_bit_of_a_lanes_factor(tmp_path, monkeypatch):
     said = r"phi_pre of block 1 .*: 1 of 4 rows differ, row 1 first, whose scale "
     with pytest.raises(VerificationFailed, match=said):
         pipeline.build(wide(tmp_path, weights="int4"), QUIET)
+
+
+# In half precision beside them
+
+
+@pytest.mark.parametrize(("name", "layout", "place", "what"), [
+    ("layers.2.mlp.w1a[:,:6]", "", (3, 1), "hadamard_mlp/w1a of block 2 (mixing): 1 of 8 rows differ, row 3 first"),
+    ("layers.2.mlp.w2b", "", (0, 5), "hadamard_mlp/w2b of block 2 (mixing): 1 of 16 rows differ, row 0 first"),
+    ("layers.3.mlp.d2", "flat", (0, 7), "hadamard_mlp/d2 of block 3 (mixing): 1 of 1 rows differ, row 0 first, where"),
+    ("layers.1.norm_in.scale", "flat", 7, "ZCRMSNorm_0/scale of block 1 (norms): 1 of 1 rows differ"),
+    ("layers.1.post_norm.scale", "flat", 7, "post_attn_norm/scale of block 1 (norms): 1 of 1 rows differ"),
+    ("layers.0.attention.q_norm.scale+k_norm.scale", "each", (4, 2), "k_norm/scale of block 0 (norms): 1 of 2 rows"),
+    ("layers.4.attention.q_taps+k_taps+v_taps", "taps", (0, 200), "k_taps of block 4 (routing): 1 of 96 rows differ"),
+    ("engram.taps", "taps", (0, 1, 0, 9), "engrams/taps (memory): 1 of 192 rows differ, row 9 first, where 1 of 4"),
+])
+def test_the_last_bit_of_a_half_beside_4_bits(name, layout, place, what, refused):
+    def flip(values):
+        values.view("u2")[place] ^= 1
+
+    said = refused(lambda file: file.halves(name, layout).change(flip), weights="int4")
+    assert what in said
 
 
 # Later

@@ -68,15 +68,15 @@ def every_other_row(factor: float) -> Wrong:
 
 def store_wrongly(monkeypatch: pytest.MonkeyPatch, weight: str, wrong: Wrong) -> list[str]:
     """Damage a float32 weight on its way into the file; the list tells afterwards whether there was one."""
-    plain, met = WeightStore.plain, []
+    stored, met = WeightStore._float, []
 
-    def damaged(self: WeightStore, given: Any, data: np.ndarray, reason: str = "") -> Any:
+    def damaged(self: WeightStore, given: Any, data: np.ndarray, reason: str) -> Any:
         if given.name == f"net.{weight}":
             met.append(given.name)
             data = np.ascontiguousarray(wrong(data))
-        return plain(self, given, data, reason)
+        return stored(self, given, data, reason)
 
-    monkeypatch.setattr(WeightStore, "plain", damaged)
+    monkeypatch.setattr(WeightStore, "_float", damaged)
     return met
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from needle_export.targets.tflite.analysis import mapped, span_of
 from needle_export.targets.tflite.contract import FILE_NAME
+from needle_export.targets.tflite.layouts import location
 from needle_export.targets.tflite.quantization import blocks_of
 from needle_export.targets.tflite.target import TfliteTarget
 
@@ -63,11 +64,11 @@ class Spoiled:
             assert own is not None
             return self._bytes(data, model, model.Subgraphs(0).Tensors(own.scales), "f2")
 
-    def halves(self, name: str) -> Bytes:
-        """The halves [O, I] that are widened into the matrix of this name."""
+    def halves(self, name: str, layout: str = "") -> Bytes:
+        """The halves, in the shape that they have there, that are widened into the constant of this name and layout."""
         with mapped(self.path) as (data, model):
             graph = model.Subgraphs(0)
-            wide = self._index(graph, f"rows({name})")
+            wide = self._index(graph, location(name, layout))
             maker = next(o for o in self._ops(graph) if wide in o.OutputsAsNumpy())
             return self._bytes(data, model, graph.Tensors(int(maker.Inputs(0))), "f2")
 

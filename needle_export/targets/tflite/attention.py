@@ -81,10 +81,19 @@ def _whole_mask(b: Builder, position: FxNode, size: int, ring: bool) -> Ref:
     """The cache's mask with the new rows' behind it, which see themselves and what came before: [T, S + T]."""
     key = ("whole mask", size, ring)
     if key not in b.memo:
-        later = b.constant(np.triu(np.full((b.rows, b.rows), MASKED, np.float32), 1))
+        later = _later(b)
         b.memo[key] = b.concat([_mask_rows(b, position, size, ring), later], 1)
     value: Ref = b.memo[key]
     return value
+
+
+def _later(b: Builder) -> Ref:
+    """0 for the new rows that each of them sees, itself among them, and a large negative number behind: [T, T]."""
+    if not b.store.compact:
+        return b.constant(np.triu(np.full((b.rows, b.rows), MASKED, np.float32), 1))
+    # An op more a prompt, and a byte for each where there were four.
+    behind = b.constant(np.triu(np.ones((b.rows, b.rows), np.bool_), 1), np.bool_)
+    return b.choose(behind, b.constant(MASKED), b.constant(0.0))
 
 
 def _mask_rows(b: Builder, position: FxNode, size: int, ring: bool) -> Ref:

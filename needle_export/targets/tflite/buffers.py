@@ -45,5 +45,5 @@ def stored_weights(path: Path, stored: dict[str, Stored]) -> list[StoredWeight]:
                 fix="another version of litert-converter is installed than the one that was tested",
             )
         shares = tuple(WeightShare(p.source, p.role, p.layer, p.elements) for p in weight.parts)
-        weights.append(StoredWeight(weight.name, present[key], weight.dtype, shares, weight.kept_float))
+        weights.append(StoredWeight(weight.name, present[key], weight.dtype, shares, weight.kept_float, weight.as_read))
     return weights

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from litert_converter.mlir import ir
 
 from needle_export.graph.program import FxNode, Program, Weight, layer_of
+from needle_export.targets.constants import is_constant
+from needle_export.targets.tflite import halves
 from needle_export.targets.tflite.store import Matrix, WeightStore
 from needle_export.targets.views import Dims, Ref, Values
 
@@ -139,13 +141,21 @@ class Builder(Values):
             return product if scales is None else self.mul(product, self.constant(scales))
         weight, values = bias
         if scales is None:
-            return self.product(x, matrix.operand, self.store.plain(weight, values))
+            return self.product(x, matrix.operand, self.store.plain(weight, values, self._wide(weight, halves.BIAS)))
         if np.abs(scales).min() < np.finfo(np.float32).tiny:
             scaled = self.mul(self.product(x, matrix.operand), self.constant(scales))
             return self.add(scaled, self.store.plain(weight, values))
+        if self.store.compact and is_constant(weight.parts) and (values == values[0]).all():
+            # One number for all, which only behind the scales is still one.
+            return self.add(self.mul(self.product(x, matrix.operand), self.constant(scales)), self.constant(values[0]))
         # Before the scales, so that the product can add it.
-        product = self.product(x, matrix.operand, self.store.plain(weight, values / scales))
+        addend = self.store.plain(weight, values / scales, self._wide(weight, halves.BIAS))
+        product = self.product(x, matrix.operand, addend)
         return self.mul(product, self.constant(scales))
+
+    def _wide(self, weight: Weight, reason: str) -> str:
+        """Why a vector stays float32 at 4 bits, where others don't."""
+        return reason if self.store.rules.of(weight.parts) == "int4" else ""
 
     def reshape(self, x: Ref, dims: Dims) -> Ref:
         """The same elements under another shape; nothing if it has it."""
@@ -255,7 +265,8 @@ class Builder(Values):
             data = weight.value.numpy()
             data = data if factor is None else (data * np.asarray(factor, np.float32)).astype(np.float32)
             data = data if dims is None else data.reshape(dims)
-            self.memo[key] = self.store.plain(weight, np.ascontiguousarray(data))
+            reason = "" if factor is None else self._wide(weight, halves.FOLDED)
+            self.memo[key] = self.store.plain(weight, np.ascontiguousarray(data), reason)
         value: Ref = self.memo[key]
         return value
 

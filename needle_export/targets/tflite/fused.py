@@ -117,17 +117,17 @@ def causal_taps(b: Builder, n: FxNode) -> None:
     reach = (count - 1) * dilation
     new = b.get(x)
     window = b.concat([b.get(history), new], 0)
-    if b.rows == 1:
+    if b.rows == 1 and (dilation == 1 or not b.store.compact):
         kernel = np.zeros((reach + 1, channels), np.float32)
         kernel[reach::-dilation] = weight.value.numpy()
         # Rows that no tap reads meet zeros: to pick the others would take an op that XNNPACK leaves out.
-        filtered = b.reduce("sum", b.mul(window, b.store.plain(weight, kernel)), 0)
+        filtered = b.reduce("sum", b.mul(window, b.store.taps(weight, kernel)), 0)
     else:
         kernel = np.ascontiguousarray(weight.value.numpy()[::-1]).reshape(1, count, 1, channels)
         tall = b.reshape(window, (1, reach + b.rows, 1, channels))
         filtered = b.op(
             "depthwise_conv_2d",
-            (tall, b.store.plain(weight, kernel), b.constant(np.zeros(channels))),
+            (tall, b.store.taps(weight, kernel), b.constant(np.zeros(channels))),
             (1, b.rows, 1, channels),
             dilation_h_factor=dilation,
             dilation_w_factor=1,

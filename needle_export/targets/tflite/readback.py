@@ -18,10 +18,21 @@ from needle_export.targets.claims import parse_name
 from needle_export.targets.matrices import Place, ReadMatrix, RowsOf
 from needle_export.targets.tflite.analysis import Graph, Op, mapped, read_graph, span_of
 from needle_export.targets.tflite.blocks import BLOCK, unpack
+from needle_export.targets.tflite.layouts import EACH, FLAT, TAPS, split_layout
 from needle_export.targets.tflite.quantization import blocks_of
 
 #: Ops that read a matrix row by row, as their second input: [O, I] or a table.
 _PRODUCT, _LOOKUP = "FULLY_CONNECTED", "EMBEDDING_LOOKUP"
+
+#: One that reads a widened matrix row by row as its first.
+_LEFT = "BATCH_MATMUL"
+
+#: Ops that read constants of other layouts: by layout, op and which of its inputs (None: either).
+_READERS: dict[str, dict[str, int | None]] = {
+    FLAT: {"MUL": None, "ADD": None},
+    EACH: {"MUL": None},
+    TAPS: {"MUL": None, "DEPTHWISE_CONV_2D": 1},
+}
 
 #: How elements lie in the file; of int4, two in each.
 _DTYPES = {"int4": np.uint8, "int8": np.int8, "float16": np.float16, "float32": np.float32}
@@ -48,7 +59,8 @@ def read_matrices(path: Path) -> Iterator[ReadMatrix]:
             subgraph = model.Subgraphs(model.SignatureDefs(number).SubgraphIndex())
             spans = [span_of(data, model.Buffers(t.buffer)) for t in graph.tensors]
             for use in _Reader(graph, spans, subgraph).uses():
-                key = (use.claim, use.folded, use.shape, use.dtype, use.values, use.own, use.scales, use.fault)
+                stored = (use.shape, use.dtype, use.values, use.layout)
+                key = (use.claim, use.folded, *stored, use.own, use.scales, use.fault)
                 if key in found:
                     found[key].places += use.places
                 else:
@@ -57,7 +69,7 @@ def read_matrices(path: Path) -> Iterator[ReadMatrix]:
         values, scales, behind, form = np.empty((0, 0), np.int8), None, None, ""
         bits = 4 if use.dtype == "int4" else 0
         if not use.fault:
-            values = _load(path, use.values, use.dtype).reshape(use.shape[0], -1)
+            values = _laid_out(_load(path, use.values, use.dtype), use)
             scales = None if use.scales is None else _load(path, use.scales, "float32")
         if not use.fault and use.own is not None:
             values, behind = unpack(values.view(np.uint8)), scales
@@ -70,6 +82,23 @@ def _load(path: Path, span: _Span, dtype: str) -> NDArray[Any]:
     """Read, not mapped: pages of a map would stay in memory until somebody else needs it."""
     kind = np.dtype(_DTYPES[dtype])
     return np.fromfile(path, kind, span[1] // kind.itemsize, offset=span[0])
+
+
+def _laid_out(values: NDArray[Any], use: _Use) -> NDArray[Any]:
+    """Values as rows [O, I]; of taps, as the reference has them: the earliest first, a row for each channel."""
+    if use.layout == FLAT:
+        return values.reshape(1, -1)
+    if use.layout == TAPS:
+        return np.ascontiguousarray(values.reshape(-1, use.shape[-1])[::-1].T)
+    return values.reshape(use.shape[0], -1)
+
+
+def _misread(layout: str, op: Op, read: int) -> str:
+    """What is wrong with an op that reads a constant of a layout, or nothing."""
+    places = _READERS[layout]
+    if op.name in places and places[op.name] in (None, op.inputs.index(read)):
+        return ""
+    return f"{op.name} reads it, not as {'an operand' if layout == FLAT else layout}"
 
 
 @dataclass
@@ -85,6 +114,7 @@ class _Use:
     scales: _Span | None = None
     fault: str = ""
     places: list[Place] = field(default_factory=list)
+    layout: str = ""
 
 
 class _Reader:
@@ -121,12 +151,18 @@ class _Reader:
 
     def _of(self, stored: int, read: int) -> Iterator[_Use]:
         """Uses of a constant under another tensor, which is itself or what widens it."""
-        constant, named = self.graph.tensors[stored], self.graph.tensors[read].name
+        constant = self.graph.tensors[stored]
+        named, layout = split_layout(self.graph.tensors[read].name)
         claim, folded = parse_name(named) or (RowsOf((named,)), False)
         for op in self.readers.get(read, []):
             use = _Use(claim, folded, constant.shape, constant.dtype, self.spans[stored])
             use.places.append(self._place(op))
-            if len(constant.shape) != 2 or op.name not in (_PRODUCT, _LOOKUP) or op.inputs[1] != read:
+            use.layout = layout
+            if layout:
+                use.fault = _misread(layout, op, read)
+            elif stored != read and op.name == _LEFT and op.inputs[0] == read and len(constant.shape) == 2:
+                pass  # a widened factor on the left
+            elif len(constant.shape) != 2 or op.name not in (_PRODUCT, _LOOKUP) or op.inputs[1] != read:
                 use.fault = f"{op.name} reads it, not as a matrix of rows"
             elif constant.dtype == "int4":
                 use.own = self._blocks(stored, constant.shape)

@@ -14,8 +14,10 @@ from needle_export.config.rules import Rules
 from needle_export.graph.program import Part, Weight
 from needle_export.targets import constants
 from needle_export.targets.claims import tensor_name
-from needle_export.targets.constants import short_name
+from needle_export.targets.constants import is_constant, short_name
+from needle_export.targets.tflite import halves
 from needle_export.targets.tflite.blocks import BLOCK, Packed
+from needle_export.targets.tflite.layouts import FLAT, TAPS, location
 from needle_export.weights.forms import Form
 from needle_export.weights.int8 import quantize_rows
 
@@ -26,10 +28,10 @@ SMALL = 10_000
 #: How 4-bit matrices are stored.
 INT4 = Form("int", 4, BLOCK, brain=True)
 
-#: What a Kronecker factor stays float32 for, where matrices don't.
+#: What a Kronecker factor stays float32 for at 8 and 16 bits, where matrices don't.
 _FACTOR = "a Kronecker factor of the MLP: the runtime has no product of float32 with integers on the left"
 
-#: What vectors, and what is used as such, stay float32 for.
+#: What vectors, and what is used as such, stay float32 for there.
 _VECTOR = "small: widening it at every step would cost more than the bytes"
 
 
@@ -41,13 +43,15 @@ class Stored:
         name: of the weight.
         dtype: of its elements.
         parts: where they come from.
-        kept_float: why it is float32 where the scheme asks for less, or empty.
+        kept_float: why it is a float where the scheme asks for less, or empty.
+        as_read: whether halves are of what an op reads, with constants folded in.
     """
 
     name: str
     dtype: str
     parts: tuple[Part, ...]
     kept_float: str = ""
+    as_read: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,24 +81,71 @@ class WeightStore:
         self.carried: dict[str, Packed] = {}
         self._packed: dict[str, Packed] = {}
 
+    @property
+    def compact(self) -> bool:
+        """Whether the file has 4-bit matrices, so that bytes of small constants count and no older runtime does."""
+        return "int4" in self.rules.schemes
+
     def constant(self, data: npt.NDArray[Any]) -> Any:
         """A constant that belongs to no checkpoint tensor."""
         attribute, kind, _ = self._attribute(data)
         return _constant("tfl.pseudo_const", kind, value=attribute)
 
     def plain(self, weight: Weight, data: npt.NDArray[np.float32], reason: str = "") -> Any:
-        """A weight's values in float32, as a Ref; without a reason of its own, a vector."""
+        """A vector's values, as a Ref: halves at 4 bits, else float32.
+
+        Args:
+            data: as the op reads them.
+            reason: why they stay float32, where there is one of their own.
+        """
+        if not reason and self.rules.of(weight.parts) != "fp32":
+            return self._small(weight, data, FLAT, _VECTOR)
+        return self._float(weight, data, reason)
+
+    def taps(self, weight: Weight, data: npt.NDArray[np.float32]) -> Any:
+        """A convolution's taps, the latest first, [K, C] or [1, K, 1, C], as :meth:`plain`."""
+        if self.rules.of(weight.parts) == "fp32":
+            return self._float(weight, data, "")
+        return self._small(weight, data, TAPS, _VECTOR)
+
+    def kronecker(self, weight: Weight, data: npt.NDArray[np.float32]) -> Any:
+        """A factor [O, I] of a Kronecker product, which is a float in every scheme, as a Ref."""
+        if self.rules.of(weight.parts) == "fp32":
+            return self._float(weight, data, "")
+        return self._small(weight, data, "", _FACTOR)
+
+    def _small(self, weight: Weight, data: npt.NDArray[np.float32], layout: str, reason: str) -> Any:
+        """Halves where a rule says 4 bits and the reference can follow them; else float32, for a reason."""
+        if self.rules.of(weight.parts) != "int4":
+            return self._float(weight, data, reason)
+        named = halves.named(weight, layout)
+        if named is None:
+            own = weight.folded or is_constant(weight.parts)
+            return self._float(weight, data, halves.FOLDED if own else halves.HEAD)
+        if np.abs(data).max(initial=0) > np.finfo(np.float16).max:
+            return self._float(weight, data, halves.LARGE)
+        return self._half(weight, data, location(*named), named[0], halves.VECTOR if layout else halves.FACTOR)
+
+    def _float(self, weight: Weight, data: npt.NDArray[np.float32], reason: str) -> Any:
         from needle_export.targets.views import Ref
 
-        if not reason and self.rules.of(weight.parts) != "fp32":
-            reason = _VECTOR
         attribute, kind, digest = self._attribute(data)
         self._note(digest, Stored(short_name(weight.name), "float32", weight.parts, reason))
         return Ref(_constant("tfl.pseudo_const", kind, value=attribute), data.shape)
 
-    def kronecker(self, weight: Weight, data: npt.NDArray[np.float32]) -> Any:
-        """A factor of a Kronecker product, which stays float32 in every scheme, as a Ref."""
-        return self.plain(weight, data, "" if self.rules.of(weight.parts) == "fp32" else _FACTOR)
+    def _half(
+        self, weight: Weight, data: npt.NDArray[np.float32], called: str, name: str, reason: str = ""
+    ) -> Any:
+        """Halves that an op widens, which carries the name; those with a reason are what an op reads."""
+        from needle_export.targets.views import Ref
+
+        attribute, kind, digest = self._attribute(data.astype(np.float16))
+        self._note(digest, Stored(name, "float16", weight.parts, reason, bool(reason)))
+        half = _constant("tfl.pseudo_const", kind, value=attribute)
+        wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
+        with ir.Location.name(called):
+            value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
+        return Ref(value, data.shape)
 
     def matrix(
         self, weight: Weight, data: npt.NDArray[np.float32], factor: npt.NDArray[np.float32] | None = None
@@ -104,22 +155,14 @@ class WeightStore:
         A ``factor`` a row [O] goes into the matrix in float32; halves and integers stay as they are, and it goes into
         the scales.
         """
-        from needle_export.targets.views import Ref
-
         dtype, reason = self.form(weight, data)
         if dtype == "float32":
             data = data if factor is None else data * factor[:, None]
             with _called(weight, weight.folded or factor is not None):
-                return Matrix(self.plain(weight, data, reason), None)
+                return Matrix(self._float(weight, data, reason), None)
         if dtype == "float16":
-            halves = data.astype(np.float16)
-            attribute, kind, digest = self._attribute(halves)
-            self._note(digest, Stored(short_name(weight.name), "float16", weight.parts))
-            half = _constant("tfl.pseudo_const", kind, value=attribute)
-            wide = ir.RankedTensorType.get(data.shape, ir.F32Type.get())
-            with _called(weight, weight.folded):
-                value = ir.Operation.create("tfl.dequantize", results=[wide], operands=[half]).result
-            return Matrix(Ref(value, data.shape), factor)
+            name = short_name(weight.name)
+            return Matrix(self._half(weight, data, tensor_name(name, weight.folded), name), factor)
         if dtype == "int8":
             return self._int8(weight, data, factor)
         return self._int4(weight, data, factor)
@@ -200,7 +243,8 @@ class WeightStore:
         known = self.stored.setdefault(digest, stored)
         if known.dtype == stored.dtype:
             new = tuple(p for p in stored.parts if p not in known.parts)
-            self.stored[digest] = replace(known, parts=(*known.parts, *new))
+            as_read = known.as_read or stored.as_read
+            self.stored[digest] = replace(known, parts=(*known.parts, *new), as_read=as_read)
 
 
 def block_form(scheme: str, columns: int) -> Form | None:

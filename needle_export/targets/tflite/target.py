@@ -295,17 +295,17 @@ class TfliteRunner:
 
 
 def _stored_otherwise(weights: list[StoredWeight], rules: Rules, size: int) -> list[str]:
-    """What was to be 4 bits wide and isn't, and why; Kronecker factors are listed one by one elsewhere."""
+    """What was to be 4 bits wide and isn't, and why; floats are listed one by one elsewhere."""
     notes = []
     weights = [w for w in weights if rules.of(w.shares) == "int4"]
     rows = [w for w in weights if w.dtype == "int8"]
     if rows:
         names = ", ".join(sorted({re.sub(r"^layers\.\d+\.", "", w.name) for w in rows}))
         notes.append(f"8 bits and a scale a row where 32 columns don't divide a row: {len(rows)} matrices ({names})")
-    floats = sum(w.bytes for w in weights if w.dtype == "float32" and not w.kept_float)
+    kept = sum(w.bytes for w in weights if w.kept_float)
     notes.append(
-        f"vectors stay float32, as taps, norms, biases and diagonals, which no product multiplies by: {floats:,} bytes,"
-        f" {100 * floats / size:.1f} % of the file"
+        "taps, norms, diagonals and the MLP's Kronecker factors are half precision, which the runtime widens when it"
+        f" loads the file, and a few biases float32: {kept:,} bytes, {100 * kept / size:.2f} % of the file"
     )
     return notes
 

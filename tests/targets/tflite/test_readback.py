@@ -36,6 +36,8 @@ INPUTS = {"x": ((1, 4), FLOAT), "i": ((1,), INT)}
         ("engram.key_proj.0", RowsOf(("engram.key_proj",), 0)),
         ("layers.0.mlp.w1b", RowsOf(("layers.0.mlp.w1b",))),
         ("layers.0.mlp.w1a[:,:24]", RowsOf(("layers.0.mlp.w1a",), columns=24)),
+        ("layers.3.a.q.scale+k.scale", RowsOf(("layers.3.a.q.scale", "layers.3.a.k.scale"))),
+        ("one+other", RowsOf(("one", "other"))),
     ],
 )
 def test_a_name_says_whose_rows_lie_there(name: str, claim: RowsOf) -> None:
@@ -155,6 +157,48 @@ def test_halves_are_named_by_what_widens_them(tmp_path: Path) -> None:
     (found,) = read(body, tmp_path)
     assert found.claim == RowsOf(("w",)) and found.scales is None and not found.fault
     assert found.values.dtype == np.float16 and (found.values == halves).all()
+
+
+WIDENED = (np.arange(12).reshape(3, 4) / 7).astype(np.float16)
+
+
+def entries(t: Tiny, name: str, data: np.ndarray, kind: str = "mul", second: bool = True) -> Any:
+    """An elementwise op of the input and a widened constant."""
+    wide = named(name, lambda: t.op("dequantize", data.shape, t.constant(data)))
+    pair = (t["x"], wide) if second else (wide, t["x"])
+    return t.op(kind, np.broadcast_shapes((1, 4), data.shape), *pair)
+
+
+@pytest.mark.parametrize(("name", "data", "values"), [
+    ("rows(d) flat", WIDENED[0], WIDENED[:1]),
+    ("rows(d) flat", WIDENED[:1], WIDENED[:1]),
+    ("rows(d) each", WIDENED, WIDENED),
+    ("rows(d) taps", WIDENED, WIDENED[::-1].T),
+])
+def test_layouts_of_halves(name: str, data: np.ndarray, values: np.ndarray, tmp_path: Path) -> None:
+    (found,) = read(lambda t: entries(t, name, data), tmp_path)
+    assert not found.fault and found.claim == RowsOf(("d",)) and found.scales is None
+    assert found.values.shape == values.shape and (found.values == values).all()
+
+
+def test_a_widened_factor_on_the_left(tmp_path: Path) -> None:
+    def body(t: Tiny) -> Any:
+        wide = named("rows(w)", lambda: t.op("dequantize", (3, 4), t.constant(WIDENED)))
+        return t.op("batch_matmul", (3, 1), wide, t.op("reshape", (4, 1), t["x"], t.constant(np.int32([4, 1]))))
+
+    (found,) = read(body, tmp_path)
+    assert not found.fault and (found.values == WIDENED).all()
+
+
+@pytest.mark.parametrize(("name", "kind", "said"), [
+    ("rows(d) flat", "div", "DIV reads it, not as an operand"),
+    ("rows(d) each", "add", "ADD reads it, not as each"),
+    ("rows(d) taps", "add", "ADD reads it, not as taps"),
+    ("rows(d)", "mul", "MUL reads it, not as a matrix of rows"),
+])
+def test_halves_that_another_op_reads(name: str, kind: str, said: str, tmp_path: Path) -> None:
+    (found,) = read(lambda t: entries(t, name, WIDENED, kind), tmp_path)
+    assert said in found.fault and found.values.size == 0
 
 
 def test_two_signatures_that_read_the_same_are_one(tmp_path: Path) -> None:
