@@ -244,14 +244,25 @@ class Stores:
                 return t.elements + 4 * t.rows
             if joined >= 10_000:
                 return 2 * t.elements if scheme == "fp16" else t.elements + 4 * t.rows
+        whole = "int4" in self.rules.schemes  # then the MLP's small matrices take no factors, and no kernel has zeros
+        held = self._held(t, scheme) == "int4" and t.kind != "bias" and t.role != "heads"
+        width = 2 if held else 4
         if t.kind == "taps" and t.source.startswith("engrams"):
-            return 4 * t.columns * (self.reach + (t.rows if self.prefill else 0))
-        whole = "int4" in self.rules.schemes  # then the MLP's small matrices take no factors
+            return width * t.columns * (t.rows if whole else self.reach + (t.rows if self.prefill else 0))
         if t.kind == "gate" or (t.kind == "diagonal" and not whole):
             return 0
         if self.rules.schemes == ("fp32",) and t.source.endswith("ZCRMSNorm_0/scale"):
             return 0  # a factor of the rows of what reads it
-        return 4 * t.elements
+        return width * t.elements
+
+    def _held(self, t: Tensor, scheme: str) -> str:
+        """The scheme of a vector; of those that lie in one constant with others theirs too, or the base."""
+        leaves = {"taps": ("q_taps", "k_taps", "v_taps"), "heads": ("q_norm/scale", "k_norm/scale")}.get(t.kind)
+        if leaves is None or not t.source.startswith(ATTENTION):
+            return scheme
+        sources = [f"{ATTENTION}/{leaf}" for leaf in leaves]
+        found = {self.rules.scheme(source, role_of(source)) for source in sources}
+        return found.pop() if len(found) == 1 else self.rules.base
 
     # --- Core ML -----------------------------------------------------------------------------------
 

@@ -128,6 +128,33 @@ def test_within_one_percent(target: str, layers: int, asked: dict[str, Any], pub
     assert all(abs(told.by_role.get(role, 0) - size) <= 16 for role, size in made.by_role.items())
 
 
+#: Kinds of weights that no scheme makes integers of.
+FLOATS = ("factor", "taps", "heads", "scale", "diagonal", "gate", "bias", "vector")
+
+#: Of a 4-bit build's files, and the targets whose builds are held to it.
+MOST, HELD = 0.01, ("onnx", "tflite")
+
+
+def floats(told: Predicted) -> int:
+    return sum(size for tensor, size in told.weights if tensor.kind in FLOATS)
+
+
+@pytest.mark.parametrize("target", HELD)
+def test_what_stays_float_is_little_of_a_4_bit_build(target: str) -> None:
+    told = predict(BuildOptions("needle3.safetensors", Path("out"), target=target, weights="int4"), PUBLISHED)
+    assert 0 < floats(told) < MOST * told.total_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.published
+@pytest.mark.parametrize("target", HELD)
+def test_so_it_is_in_the_build(target: str, published: dict[str, Path]) -> None:
+    told, made = compared(published["floats"], target, {"weights": "int4"})
+    assert 0 < made.kept < MOST * made.total
+    # Numbers that no tensor of the checkpoint holds, as frequencies, are kept and not predicted.
+    assert floats(told) <= made.kept <= floats(told) + 8192
+
+
 def close(told: int, made: int, share: float) -> bool:
     return abs(told - made) <= share * made
 

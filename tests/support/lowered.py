@@ -31,6 +31,7 @@ class Lowered:
         total: bytes of all files.
         by_role: of them, those of weights.
         overhead: the rest.
+        kept: of weights, bytes of those that are floats where the scheme asks for less.
         state: bytes by part.
         work: of a decode step and of a prompt of 64 tokens, where that fits.
     """
@@ -39,6 +40,7 @@ class Lowered:
     total: int
     by_role: dict[str, int]
     overhead: int
+    kept: int
     state: dict[str, int]
     work: Work
 
@@ -65,4 +67,5 @@ def lowered(options: BuildOptions) -> Lowered:
         prompts = (PROMPT,) if options.context >= PROMPT else ()
         work = target.work(folder, decode_position(options.context), prompts)
     parts = ((w.bytes, [(s.role, s.elements) for s in w.shares]) for w in compiled.weights if w.shares)
-    return Lowered(geometry, total, *ledger_from_parts(parts, total), compiler.state_bytes()[1], work)
+    kept = sum(w.bytes for w in compiled.weights if w.kept_float)
+    return Lowered(geometry, total, *ledger_from_parts(parts, total), kept, compiler.state_bytes()[1], work)
