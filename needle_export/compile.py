@@ -352,8 +352,9 @@ class Compiler:
     def _sensitivity(self, cases: list[parity.Case]) -> parity.Sensitivity:
         """Largest change of logits and states when what is rounded at run time moves by its last bits."""
         found = parity.Sensitivity()
+        steps = len(self.net.layers) * sum(len(case.tokens) for case in cases)
         for seed in range(parity.MOST_JITTERS):
-            if found.is_told_by(seed):
+            if found.is_told_by(seed, steps):
                 break
             jitter = torch.Generator().manual_seed(seed)
             products = nullcontext() if self.scheme.activations is None else self.products(jitter=jitter)

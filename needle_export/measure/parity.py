@@ -60,9 +60,9 @@ class Sensitivity:
     logits: float = 0.0
     state: float = 0.0
 
-    def is_told_by(self, runs: int) -> bool:
-        """Whether so many runs are enough: on the way to both, some value fell to another level."""
-        return runs >= JITTERS and min(self.logits, self.state) > _FLOAT
+    def is_told_by(self, runs: int, steps: int) -> bool:
+        """Whether so many runs of so many tokens times blocks are enough, and a value fell to another level in each."""
+        return runs >= JITTERS and runs * steps >= STEPS_MOVED and min(self.logits, self.state) > _FLOAT
 
     def widened(self, case: Case, logits: Floats, state: Mapping[str, NDArray[Any]]) -> Sensitivity:
         """With what another run of a case gave: logits [N, V], and state by name."""
@@ -80,8 +80,9 @@ _REASONS = {
 }
 _SAME = "the same rounded weights on both sides, widened to float32 before any arithmetic"
 
-#: How often the reference runs with its last bits moved, and at most, while no value has fallen to another level.
-JITTERS, MOST_JITTERS = 3, 24
+#: How often the reference runs with its last bits moved, and at most; and tokens times blocks in all of these runs. In
+#: a toy few values lie at the edge of two levels, and the farthest of three runs is half of what thirty find.
+JITTERS, MOST_JITTERS, STEPS_MOVED = 3, 24, 1500
 
 #: What is allowed beyond the reference's own sensitivity, where something is rounded at run time.
 SENSITIVITY_FACTOR = 2.0

@@ -80,10 +80,11 @@ def test_a_sensitivity_is_the_farthest_of_all_runs() -> None:
     assert second == Sensitivity(0.5, 0.25)
 
 
-def test_a_sensitivity_without_a_flip_takes_more_runs() -> None:
+def test_a_sensitivity_of_a_toy_takes_more_runs() -> None:
     flipped, still = Sensitivity(0.007, 0.003), Sensitivity(0.007, 3e-7)
-    assert [flipped.is_told_by(runs) for runs in (0, 2, 3, 24)] == [False, False, True, True]
-    assert not any(still.is_told_by(runs) or Sensitivity().is_told_by(runs) for runs in range(24))
+    assert [flipped.is_told_by(runs, 2000) for runs in (0, 2, 3, 24)] == [False, False, True, True]
+    assert [flipped.is_told_by(runs, 250) for runs in (3, 5, 6, 7)] == [False, False, True, True]
+    assert not any(still.is_told_by(runs, 2000) or Sensitivity().is_told_by(runs, 2000) for runs in range(24))
 
 
 def test_margins_are_between_the_two_best() -> None:
