@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 SIDE_FILES = frozenset({REPORT_NAME, "report.md", "report.txt", "reference.npz"})
 """Files that a published folder may hold without its report or its manifest listing them."""
 
+_BYTECODE = re.compile(r"(.*/)?__pycache__/([^/.]+)\.[^/]+\.pyc")
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ATTEMPTS = 100
 
@@ -250,9 +252,15 @@ def _foreign(folder: Path) -> str | None:
         return f"a {mark} that can't be read"
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name not in known and (path.is_symlink() or not path.is_dir()):
+        if name not in known and (path.is_symlink() or not path.is_dir()) and not _is_bytecode(name, known):
             return name
     return None
+
+
+def _is_bytecode(name: str, known: frozenset[str]) -> bool:
+    """Whether a file is what Python keeps of a known file that somebody has run or imported."""
+    match = _BYTECODE.fullmatch(name)
+    return match is not None and f"{match[1] or ''}{match[2]}.py" in known
 
 
 def _delete_artifact(old: Path, out: Path) -> None:

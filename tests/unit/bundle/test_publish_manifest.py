@@ -24,12 +24,18 @@ def test_what_the_manifest_lists_is_replaced_too_and_nothing_else(
     (out / "tokenizer.model").touch()
     with pytest.raises(UsageError, match=r"tokenizer\.model, which no build of this tool made"):
         build(out, NEW)
-    listing = {"format": FORMAT, "schema": 99, "files": [{"name": "tokenizer.model"}]}
+    listing = {"format": FORMAT, "schema": 99, "files": [{"name": "tokenizer.model"}, {"name": "loop.py"}]}
     (out / MANIFEST_NAME).write_text(json.dumps(listing))
     (out / "other.model").touch()
     with pytest.raises(UsageError, match=r"other\.model, which no build of this tool made"):
         build(out, NEW)
     (out / "other.model").unlink()
+    # What Python leaves of a file that was run is the build's, and of no other.
+    (out / "__pycache__").mkdir()
+    (out / "__pycache__" / "mine.cpython-311.pyc").touch()
+    with pytest.raises(UsageError, match=r"mine\.cpython-311\.pyc, which no build of this tool made"):
+        build(out, NEW)
+    (out / "__pycache__" / "mine.cpython-311.pyc").rename(out / "__pycache__" / "loop.cpython-311.pyc")
     build(out, NEW)
     assert is_whole(out) and names(tmp_path) == ["dist"]
     (out / MANIFEST_NAME).write_text("somebody's own")
