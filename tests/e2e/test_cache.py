@@ -17,6 +17,7 @@ from needle_export.checkpoint.geometry import SMALL
 from needle_export.checkpoint.sample import write_sample
 from needle_export.config.options import BuildOptions
 from needle_export.config.progress import NullProgress
+from needle_export.report.manifest import load_manifest
 from needle_export.reuse import FOLDER, was_taken
 
 pytest.importorskip("onnxruntime")
@@ -42,9 +43,9 @@ def build(checkpoint: Path, out: Path, cache: Cache | None, **changes):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but the report."""
+    """All but the report and the manifest, which name the checkpoint's file."""
     found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    assert found.pop("report.json")
+    assert found.pop("report.json") and found.pop("manifest.json")
     return found
 
 
@@ -63,6 +64,7 @@ def test_a_build_from_the_cache_is_a_fresh_ones_bytes(checkpoint, cache, tmp_pat
     assert files(tmp_path / "first") == files(tmp_path / "second") == files(tmp_path / "fresh")
     assert [was_taken(r) for r in (first, second, fresh)] == [False, True, False]
     assert first == fresh
+    assert load_manifest(tmp_path / "first") == load_manifest(tmp_path / "fresh")
     # What is here and now isn't the cache's: names of files, and times.
     assert second.checkpoint.path_name == "renamed.safetensors"
     assert second.artifacts[0].latency is not None and first.artifacts[0].latency is None

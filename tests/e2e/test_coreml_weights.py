@@ -83,6 +83,7 @@ def test_with_the_checkpoint_verify_names_the_row(packages, tmp_path, monkeypatc
     copy = Spoiled(packages.copy(tmp_path / "copy", "int4", os="ios18"))
     copy.change_one(1, "data", "u1", 7 * 128)
     monkeypatch.setattr(pipeline, "check_files", lambda *arguments: None)
+    monkeypatch.setattr(pipeline, "check_app_files", lambda *arguments: None)
     said = r"out_proj/kernel of block 1 \(content\): 1 of 96 rows .* row 7 first"
     with pytest.raises(VerificationFailed, match=said):
         pipeline.verify(copy.folder, checkpoint=str(packages.checkpoint), progress=QUIET)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from needle_export.targets.tflite.target import TfliteTarget
 from needle_export.weights.forms import Form
 from needle_export.weights.int8 import quantize_rows
 from tests.support.containers import container_bytes
+from tests.support.forged import redescribe
 from tests.support.tflite_builds import BUCKETS, CONTEXT, GEOMETRY, QUIET, options
 
 pytest.importorskip("litert_torch")
@@ -58,7 +58,8 @@ def test_the_report_tells_what_was_proven(weights, builds):
     assert load_report(out) == report
     (artifact,) = report.artifacts
     assert artifact.status == "verified-on-runtime" and artifact.target == "tflite" and artifact.weights == weights
-    assert {p.name for p in out.iterdir()} == {"model.tflite", "reference.npz", "report.json"}
+    beside = {"reference.npz", "report.json", "manifest.json", "loop.py", "decoder.py"}
+    assert {p.name for p in out.iterdir()} == {"model.tflite", *beside}
     assert [f.name for f in artifact.files] == ["model.tflite"]
     assert artifact.size.total_bytes == (out / "model.tflite").stat().st_size
     measured = artifact.parity
@@ -200,10 +201,7 @@ def test_verify_runs_the_artifact_and_trusts_no_hash(weights, builds, tmp_path):
     data = path.read_bytes()
     assert data.count(held.tobytes()) == 1
     path.write_bytes(data.replace(held.tobytes(), np.roll(held, 1, axis=1).tobytes()))
-    report = (copy / "report.json").read_text()
-    (described,) = builds[weights][1].artifacts[0].files
-    forged = hashlib.sha256(path.read_bytes()).hexdigest()
-    (copy / "report.json").write_text(report.replace(described.sha256, forged))
+    redescribe(copy)
     for checkpoint in (None, str(builds.checkpoint)):
         with pytest.raises(VerificationFailed, match="differ"):
             pipeline.verify(copy, checkpoint=checkpoint, progress=QUIET)

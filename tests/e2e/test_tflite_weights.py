@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from functools import partial
 
 import numpy as np
@@ -14,9 +13,9 @@ from needle_export.checkpoint.geometry import SMALL, HeadGeometry
 from needle_export.checkpoint.safetensors_file import write_checkpoint
 from needle_export.checkpoint.sample import make_sample, write_sample
 from needle_export.errors import VerificationFailed
-from needle_export.report.schema import dump_report, load_report
 from needle_export.report.text import render_text
 from needle_export.targets.tflite.store import WeightStore
+from tests.support.forged import redescribe
 from tests.support.tflite_builds import GEOMETRY, QUIET, options, scale_wrongly
 from tests.support.tflite_tamper import QKV, Spoiled, exchange, spoil_finished
 
@@ -339,11 +338,7 @@ def test_a_file_that_was_changed_with_its_report_is_found_with_the_checkpoint(bu
         values[3, 3] ^= 1
 
     Spoiled(path).matrix("layers.4.attention.out_proj").change(flip)
-    report = load_report(out)
-    (artifact,) = report.artifacts
-    file = dataclasses.replace(artifact.files[0], sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    forged = dataclasses.replace(report, artifacts=(dataclasses.replace(artifact, files=(file,)),))
-    (out / "report.json").write_bytes(dump_report(forged))
+    redescribe(out)
     # The recorded logits can't tell it.
     pipeline.verify(out, checkpoint=None, progress=QUIET)
     with pytest.raises(VerificationFailed, match=r"out_proj/kernel of block 4 .* row 3 first") as failure:
