@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from needle_export.assemble import file_info
+from needle_export.assemble import check_file, file_info
 from needle_export.checkpoint.checkpoint import Checkpoint
-from needle_export.checkpoint.files import file_sha256, map_file, naming
+from needle_export.checkpoint.files import map_file, naming
 from needle_export.checkpoint.resolve import resolve, resolve_tokenizer
 from needle_export.checkpoint.sentencepiece_file import BOS_ID, EOS_ID, PAD_ID, UNK_ID, write_model
 from needle_export.checkpoint.text import Tokenizer, load_tokenizer
@@ -42,7 +42,7 @@ from needle_export.report.manifest import (
     dump_manifest,
     load_manifest,
 )
-from needle_export.report.schema import Report
+from needle_export.report.schema import FileInfo, Report
 from needle_export.targets import find_target
 
 log = logging.getLogger(__name__)
@@ -197,18 +197,17 @@ def noted(report: Report, tokenizer: AppTokenizer | None) -> Report:
 def check_app_files(dist: Path, report: Report) -> None:
     """Whether a published folder has the files that its manifest lists, as it lists them.
 
+    Those of the artifact are held against the report, which says what they are.
+
     Raises:
         VerificationFailed: one is missing or isn't the same.
-        BadInput: the manifest can't be read.
+        BadInput: there is no manifest, or it can't be read.
     """
-    if "tokenizer" not in report.options:
-        return  # of a version that wrote no manifest
-    if not (dist / MANIFEST_NAME).is_file():
-        raise VerificationFailed("the manifest is missing", where=str(dist / MANIFEST_NAME), fix="build it again")
-    for file in load_manifest(dist).files:
-        path = dist / file.name
-        if not path.is_file():
-            raise VerificationFailed("a file of the manifest is missing", where=str(path), fix="build it again")
-        if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
-            raise VerificationFailed("this is not the file that the manifest describes", where=str(path),
-                                     fix="build it again or copy it again")
+    artifacts = {file for artifact in report.artifacts for file in artifact.files}
+    for listed in load_manifest(dist).files:
+        file = FileInfo(listed.name, listed.bytes, listed.sha256)
+        if listed.role != "model":
+            check_file(dist, file, "manifest")
+        elif file not in artifacts:
+            raise VerificationFailed(f"it describes {file.name} otherwise than the report does",
+                                     where=str(dist / MANIFEST_NAME), fix="build it again")

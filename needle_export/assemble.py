@@ -109,14 +109,22 @@ def check_files(dist: Path, artifact: Artifact) -> None:
         VerificationFailed: one is missing or isn't the same.
     """
     for file in artifact.files:
-        path = dist / file.name
-        if not path.is_file():
-            raise VerificationFailed(
-                "a file of the artifact is missing", where=str(path), fix="build it again"
-            )
-        if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
-            raise VerificationFailed(
-                "this is not the file that the report describes",
-                where=str(path),
-                fix="build it again or copy it again",
-            )
+        check_file(dist, file, "report")
+
+
+def check_file(dist: Path, file: FileInfo, listing: str) -> None:
+    """Whether a folder holds a file as a listing of it says.
+
+    Args:
+        listing: what it is called: report or manifest.
+
+    Raises:
+        VerificationFailed: it is missing or isn't the same.
+    """
+    path = dist / file.name
+    if not path.is_file():
+        raise VerificationFailed(f"a file that the {listing} describes is missing", where=str(path),
+                                 fix="build it again")
+    if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
+        raise VerificationFailed(f"this is not the file that the {listing} describes", where=str(path),
+                                 fix="build it again or copy it again")

@@ -217,10 +217,11 @@ def verify(dist: Path, *, checkpoint: str | None, progress: Progress) -> Report:
         VerificationFailed: a file isn't the one described, or the artifact computes something else.
     """
     report, fix = load_report(dist), "build it again, and compare the versions in the report"
-    checked = []
     for artifact in report.artifacts:
         check_files(dist, artifact)
-        check_app_files(dist, report)
+    check_app_files(dist, report)
+    checked = []
+    for artifact in report.artifacts:
         target = find_target(artifact.target)
         tolerance = parity.recorded_tolerance(artifact.weights, artifact.parity)
         if checkpoint is None:

@@ -61,7 +61,7 @@ class Sensitivity:
     state: float = 0.0
 
     def is_told_by(self, runs: int, steps: int) -> bool:
-        """Whether so many runs of so many tokens times blocks are enough, and a value fell to another level in each."""
+        """Whether so many runs of so many tokens times blocks are enough, and some value fell to another level."""
         return runs >= JITTERS and runs * steps >= STEPS_MOVED and min(self.logits, self.state) > _FLOAT
 
     def widened(self, case: Case, logits: Floats, state: Mapping[str, NDArray[Any]]) -> Sensitivity:
@@ -81,7 +81,7 @@ _REASONS = {
 _SAME = "the same rounded weights on both sides, widened to float32 before any arithmetic"
 
 #: How often the reference runs with its last bits moved, and at most; and tokens times blocks in all of these runs. In
-#: a toy few values lie at the edge of two levels, and the farthest of three runs is half of what thirty find.
+#: a toy few values lie at the edge of two levels, so that three runs may find none of them.
 JITTERS, MOST_JITTERS, STEPS_MOVED = 3, 24, 1500
 
 #: What is allowed beyond the reference's own sensitivity, where something is rounded at run time.

@@ -13,11 +13,14 @@ import math
 import numbers
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from needle_export.errors import BadInput
 
 T = TypeVar("T")
+
+_MAX_BYTES = 64 << 20
 
 
 def encode(value: object, path: str = "") -> Any:
@@ -81,6 +84,25 @@ def decode(cls: type[T], raw: Any, path: str = "") -> T:
         return cls(**values)
     except ValueError as error:
         raise BadInput(str(error), where=path) from None
+
+
+def read_file(file: Path, what: str) -> bytes:
+    """What a file holds that is to be a report, or another thing by the name of ``what``, in a folder of a build.
+
+    Raises:
+        BadInput: there is none, it can't be read, or it is far larger than any.
+    """
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise BadInput(f"there is no such {what}", where=str(file),
+                       fix="give the folder that a build has written") from None
+    except OSError as error:
+        raise BadInput(f"the {what} can't be read ({error.strerror})", where=str(file)) from None
+    if len(data) > _MAX_BYTES:
+        raise BadInput(f"this is far too large for a {what}", where=str(file))
+    return data
 
 
 def parse_json(text: str, where: str) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from needle_export.errors import BadInput
-from needle_export.report.codec import decode, parse_json, to_json
+from needle_export.report.codec import decode, parse_json, read_file, to_json
 from needle_export.report.schema import CheckpointInfo, FileInfo, RuntimeCheck, Status, Tool
 
 FORMAT = "needle-export manifest"
@@ -29,8 +29,6 @@ TOKENIZER_NAME, DUMP_NAME = "tokenizer.model", "tokenizer.bin"
 
 Role = Literal["model", "tokenizer", "decoder"]
 """What a file is: part of the artifact, the tokenizer, or Python that shows how they are used."""
-
-_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -197,19 +195,9 @@ def listed_by_manifest(folder: str | PathLike[str]) -> frozenset[str]:
 
 def _raw(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as handle:
-            data = handle.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise BadInput("there is no manifest here", where=str(path),
-                       fix="give the folder that a build has written") from None
-    except OSError as error:
-        raise BadInput(f"the manifest can't be read ({error.strerror})", where=str(path)) from None
-    raw: Any = None
-    if len(data) <= _MAX_BYTES:
-        try:
-            raw = parse_json(data.decode("utf-8"), str(path))
-        except UnicodeDecodeError:
-            raw = None
+        raw = parse_json(read_file(path, "manifest").decode("utf-8"), str(path))
+    except UnicodeDecodeError:
+        raw = None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise BadInput("this isn't a manifest of needle-export", where=str(path))
     return raw

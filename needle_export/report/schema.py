@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from needle_export.errors import BadInput
-from needle_export.report.codec import decode, parse_json, to_json
+from needle_export.report.codec import decode, parse_json, read_file, to_json
 from needle_export.report.elsewhere import ImportedLatency, LatencyEstimate
 from needle_export.report.evaluation import Evaluation
 from needle_export.report.measured import Latency, Memory
@@ -31,7 +31,6 @@ REPORT_NAME = "report.json"
 Status = Literal["verified-on-runtime", "verified-by-evaluator", "converted-only"]
 """How far an artifact was proven: in the runtime it is for, in our own evaluator, or not at all."""
 
-_MAX_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -297,7 +296,7 @@ def load_report(path: str | PathLike[str]) -> Report:
     file = Path(path)
     if file.is_dir():
         file = file / REPORT_NAME
-    return parse_report(_read(file), str(file))
+    return parse_report(read_file(file, "report"), str(file))
 
 
 def listed_files(path: str | PathLike[str]) -> frozenset[str]:
@@ -311,7 +310,7 @@ def listed_files(path: str | PathLike[str]) -> frozenset[str]:
     file = Path(path)
     if file.is_dir():
         file = file / REPORT_NAME
-    raw = _raw(_read(file), str(file))
+    raw = _raw(read_file(file, "report"), str(file))
     tool = raw.get("tool")
     if not isinstance(tool, dict) or tool.get("name") != TOOL:
         raise BadInput("this isn't a report of needle-export", where=str(file))
@@ -320,20 +319,6 @@ def listed_files(path: str | PathLike[str]) -> frozenset[str]:
         if isinstance(artifacts, list) else []
     names = (f.get("name") for f in files if isinstance(f, dict))
     return frozenset(name for name in names if isinstance(name, str))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        with file.open("rb") as handle:
-            data = handle.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise BadInput("there is no such report", where=str(file),
-                       fix="give the folder that a build has written") from None
-    except OSError as error:
-        raise BadInput(f"the report can't be read ({error.strerror})", where=str(file)) from None
-    if len(data) > _MAX_BYTES:
-        raise BadInput("this is far too large for a report", where=str(file))
-    return data
 
 
 def _raw(data: bytes, where: str) -> dict[str, Any]:

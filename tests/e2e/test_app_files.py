@@ -23,6 +23,7 @@ from needle_export.generate.assistant import Assistant
 from needle_export.report.manifest import MANIFEST_NAME, load_manifest
 from needle_export.report.schema import REPORT_NAME, load_report
 from needle_export.targets import find_target
+from needle_export.targets.coreml.target import CoremlTarget
 from tests.support import fake_coreml
 from tests.support.containers import tokenizer_blob
 from tests.support.demo_builds import CONTEXT, LAYERS, WEIGHTS, DemoBuilds
@@ -41,11 +42,14 @@ def builds(demos: DemoBuilds) -> dict[str, Path]:
 
 
 def alone(dist: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """What a Python says that can't import this package."""
-    blocked = f"import sys; sys.modules['needle_export'] = None; sys.path.insert(0, {str(dist)!r})\n{code}"
-    if env:  # the stand-in for coremltools' model class is made of this package
-        blocked = code.replace("#", f"sys.path.insert(0, {str(dist)!r})")
-    done = subprocess.run([sys.executable, "-c", blocked, *arguments], capture_output=True, text=True, check=False,
+    """What a Python says that finds the build's folder, and can't import this package.
+
+    Args:
+        env: that brings the stand-in for coremltools' model class, which is made of this package: it can then.
+    """
+    begin = f"import sys\nsys.path.insert(0, {str(dist)!r})\n"
+    begin += "" if env else "sys.modules['needle_export'] = None\n"
+    done = subprocess.run([sys.executable, "-c", begin + code, *arguments], capture_output=True, text=True, check=False,
                           env=env)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -111,12 +115,9 @@ def test_a_host_finds_in_it_what_the_files_say_themselves(builds: dict[str, Path
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_loop_answers_as_this_package_does(builds: dict[str, Path], target: str, tmp_path: Path) -> None:
     dist = builds[target]
-    if target == "coreml":
-        env = {"PATH": "/usr/bin:/bin", **fake_coreml.site(tmp_path)}
-        code = "import sys, json\n#\nfrom pathlib import Path\nimport loop\n"
-    else:
-        env, code = None, "import json\nfrom pathlib import Path\nimport loop\n"
-    code += (
+    env = {"PATH": "/usr/bin:/bin", **fake_coreml.site(tmp_path)} if target == "coreml" else None
+    code = (
+        "import json\nfrom pathlib import Path\nimport loop\n"
         "model = loop.Model(Path(sys.argv[1]))\n"
         "tools = loop.flat(json.loads(Path(sys.argv[2]).read_text('utf-8')))\n"
         "found = []\n"
@@ -130,8 +131,7 @@ def test_the_loop_answers_as_this_package_does(builds: dict[str, Path], target: 
     found = json.loads(alone(dist, code, str(dist), str(MODEL.tools), *queries, env=env))
     tools, tokenizer = load_tools(MODEL.tools), load_tokenizer(MODEL.tokenizer)
     # Core ML's stand-in rounds every op to its type, as the loop's runtime does.
-    handle = find_target(target)
-    runner = handle.rounded(dist) if target == "coreml" else handle.open(dist)  # type: ignore[attr-defined]
+    runner: Any = CoremlTarget().rounded(dist) if target == "coreml" else find_target(target).open(dist)
     called = 0
     for number, (query, (prompt, tokens, calls)) in enumerate(zip(queries, found, strict=True)):
         asked = Assistant(runner, tokenizer, tools, system="" if number else "Be brief.", constrained=False)

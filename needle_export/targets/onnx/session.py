@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from needle_export.errors import BadInput, Unsupported, UsageError
-from needle_export.targets.base import Floats, Tokens
+from needle_export.errors import BadInput, UsageError
+from needle_export.targets.base import Floats, Tokens, need
 from needle_export.targets.onnx.contract import SCALE
 from needle_export.targets.onnx.decoder import FILES, Decoder, open_graph
 
@@ -98,12 +98,7 @@ def open_session(path: Path, threads: int, inner: bool = False) -> Any:
         BadInput: the file is missing, or ONNX Runtime can't load it.
         Unsupported: onnxruntime isn't installed.
     """
-    try:
-        import onnxruntime  # noqa: F401 - whether it is there
-    except ImportError as missing:
-        raise Unsupported(
-            "ONNX Runtime is not installed", fix="install it with: pip install 'needle-export[onnx]'"
-        ) from missing
+    need("onnx", "onnxruntime")
     if not path.is_file():
         raise BadInput("this file of the artifact is missing", where=str(path), fix="build it again")
     try:

@@ -98,7 +98,7 @@ def test_another_file_is_no_manifest(tmp_path: Path, text: str) -> None:
 
 def test_files_of_another_schema_are_known(tmp_path: Path) -> None:
     assert listed_by_manifest(tmp_path) == frozenset()
-    with pytest.raises(BadInput, match="there is no manifest here"):
+    with pytest.raises(BadInput, match="there is no such manifest"):
         load_manifest(tmp_path)
     raw = copy.deepcopy(raw_manifest())
     raw.update(schema=99, more={})
