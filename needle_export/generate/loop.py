@@ -81,7 +81,10 @@ class Model:
 
     def answer(self, query: str, tools: Sequence[Mapping[str, Any]], system: str = "") -> str:
         """The text of the answer to a request, markers included."""
-        text: str = self.tokenizer.decode(list(self.decode(self.prompt(query, tools, system))))
+        tokens = self.decode(self.prompt(query, tools, system))
+        # The model may have logits for more tokens than the tokenizer has pieces; these are no text.
+        pieces = self.manifest["tokenizer"]["pieces"]
+        text: str = self.tokenizer.decode([token for token in tokens if token < pieces])
         return text
 
     def calls(self, answer: str) -> list[dict[str, Any]] | None:

@@ -270,6 +270,13 @@ def test_a_containers_tokenizer_lies_there_twice(tmp_path: Path, monkeypatch: py
     assert load_tokenizer(dist / "tokenizer.model").table == load_tokenizer(blob).table
     np.testing.assert_equal(manifest.tokenizer.pieces, len(load_tokenizer(blob).table.pieces))
     pipeline.verify(dist, checkpoint=None, progress=QUIET)
+    # The model knows more tokens than the tokenizer has pieces, and answers with some of them: no text, and no crash.
+    code = (
+        "from pathlib import Path\nimport loop\nmodel = loop.Model(Path(sys.argv[1]))\n"
+        "tokens = list(model.decode(model.prompt('w7 w8', [])))\n"
+        "print(max(tokens) >= model.manifest['tokenizer']['pieces'], len(model.answer('w7 w8', [])) > 0)\n"
+    )
+    assert alone(dist, code, str(dist)).split() == ["True", "True"]
     # A table that SentencePiece can't hold is there as it is: here one with a single byte.
     blob = tokenizer_blob()
     pipeline.build(small(tmp_path), QUIET)
